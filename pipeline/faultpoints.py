@@ -84,6 +84,8 @@ POINTS: Final = {
     "committing_snapshot": "driver: a table's snapshot is in files; the table is not committed",
     "snapshot_committed": "driver: the table has its snapshot's rows; _snapshots has no line for them",
     "snapshot_told": "driver: _snapshots has the line",
+    "folding_log": "retention: in the driver, a table is about to be folded at the cut",
+    "log_folded": "retention: in the driver, the table's rows at the cut are in files; the table is not committed",
     "shortening_log": "retention: in the driver, what may be cut of a table's log is known; the table is not committed",
     "log_shortened": "retention: in the driver, a table's log is cut; others, and _transactions, are not",
     "committing_transactions": "driver: all tables are committed; _transactions is not",

@@ -23,6 +23,7 @@ import click
 from xidstream.actors.cli.erase import erase
 from xidstream.actors.cli.journal_group import journal
 from xidstream.actors.cli.json_log import logs_json
+from xidstream.actors.cli.log_group import consumer, tables
 from xidstream.actors.cli.options import (
     CAPTURE_SETTINGS,
     RunCommand,
@@ -370,7 +371,7 @@ def snapshot_status(config_file: Path | None, **options: Any) -> None:
     status_command(config)
 
 
-for each in (journal, source, table, verify, erase, resync, version, help_, start, stop):
+for each in (journal, source, table, tables, consumer, verify, erase, resync, version, help_, start, stop):
     cli.add_command(each)
 
 

@@ -218,7 +218,12 @@ class SnapshotSteps:
         held = self._actors.hold("hold", action.source, action.wait_for_writers, behind)
         if not action.wait_for_writers and self._book.may_lack(held.bounds):
             held = self._actors.hold("hold", action.source, True, behind)
-        self._targets[action.attempt] = self._tables.target(held.source.relation, held.bounds.place)
+        target = self._tables.target(held.source.relation, held.bounds.place)
+        if not action.wait_for_writers and held.bounds.whole_upto < target.cut:
+            # The sink would refuse it each time, for as long as a transaction is open from before the last checkpoint.
+            held = self._actors.hold("hold", action.source, True, behind)
+            target = self._tables.target(held.source.relation, held.bounds.place)
+        self._targets[action.attempt] = target
         # A repair's rows are found by the key: one COPY for each table with rows of its own.
         by_range = held.by_range and action.repair is None
         ranges = plan_ranges(held.source.leaves, by_range=by_range, n_readers=self._n_readers)

@@ -20,12 +20,15 @@ session's snapshot has none.
 
 Spark's jobs are in a pool of their own: with its FAIR scheduler a batch does not wait for them.
 
+``write_state`` writes all rows of a state in the same way, for a fold of the log (``folding``).
+
 Called by the Delta sink, on any thread of the driver's process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,6 +89,49 @@ def carry(
             f"the snapshot that was to be repaired, generation {carrying.number} of table {name}, does not stand any "
             "more"
         )
+    names = [column.name for column in carrying.relation.columns]
+    if missing := [name for name in names if name not in at.shape.columns]:
+        raise SnapshotInterrupted(
+            f"table {at.shape.table}: the log has no column {', '.join(missing)} at this snapshot"
+        )
+    stored = _Stored(int(bounds.place), carrying.first_seq, bounds.taken_at_us, names, target.conform)
+    reach("carrying_snapshot")
+    files = _write(
+        get_session, at, lambda rows: rows.filter(~_meets(carrying.only)), stored, target.directory
+    )
+    reach("snapshot_carried")
+    return files
+
+
+def write_state(
+    get_session: GetSession, at: TableAt, conform: Conform, directory: str
+) -> tuple[WrittenFile, ...]:
+    """All rows of a table at ``at.lsn``, which is their ``_commit_lsn``, in new files below ``directory`` of the log's
+    table. ``conform``: of the shape's columns, and the contract's behind them."""
+    stored = _Stored(int(at.lsn), 0, None, list(at.shape.columns), conform)
+    return _write(get_session, at, lambda rows: rows, stored, directory)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """How rows of a table are stored: ``place`` is their ``_commit_lsn``, ``names`` are the source's columns that
+    ``conform`` takes, ahead of the contract's."""
+
+    place: int
+    first_seq: int
+    at_us: int | None
+    names: list[str]
+    conform: Conform
+
+
+def _write(
+    get_session: GetSession,
+    at: TableAt,
+    chosen: Callable[[DataFrame], DataFrame],
+    stored: _Stored,
+    directory: str,
+) -> tuple[WrittenFile, ...]:
+    """Of the table's rows the ``chosen`` ones."""
     session = get_session().newSession()
     for key, value in _CONF.items():
         session.conf.set(key, value)
@@ -96,45 +142,38 @@ def carry(
     context: Any = session.sparkContext
     pool = context.getLocalProperty("spark.scheduler.pool")
     context.setLocalProperty("spark.scheduler.pool", POOL)
-    reach("carrying_snapshot")
+    schema = stored.conform.schema
     try:
-        rows = _stored(at, at.state(session).filter(~_meets(carrying.only)), carrying, target.conform)
+        rows = _in_columns(at, chosen(at.state(session)), stored)
         write = WriteRows(
-            WriteTarget(target.table, target.directory, watermark=0),
-            Conform(target.conform.schema, tuple(range(len(target.conform.schema)))),
+            WriteTarget(at.log_table.location, directory, watermark=0),
+            Conform(schema, tuple(range(len(schema)))),
         )
         reports = rows.mapInArrow(write, REPORT_SCHEMA).collect()
     finally:
         context.setLocalProperty("spark.scheduler.pool", pool)
-    files = tuple(WrittenFile(*report) for report in reports)
-    reach("snapshot_carried")
-    return files
+    return tuple(WrittenFile(*report) for report in reports)
 
 
-def _stored(at: TableAt, rows: DataFrame, carrying: Carrying, conform: Conform) -> DataFrame:
+def _in_columns(at: TableAt, rows: DataFrame, stored: _Stored) -> DataFrame:
     """The table's rows, in the source's columns and ``_text``, in the columns of the Delta table, in their order. The
     contract's have their names, and the others names of ours: ``mapInArrow`` takes a dot in a name for a path."""
     from pyspark.sql import functions as f
 
-    names = [column.name for column in carrying.relation.columns]
-    if missing := [name for name in names if name not in at.shape.columns]:
-        raise SnapshotInterrupted(
-            f"table {at.shape.table}: the log has no column {', '.join(missing)} at this snapshot"
-        )
     contract: dict[str, Column] = {
         "_change_type": f.lit(SNAPSHOT),
-        "_commit_lsn": f.lit(int(carrying.bounds.place)),
-        "_commit_timestamp": f.timestamp_micros(f.lit(carrying.bounds.taken_at_us).cast("long")),
-        "_seq": f.lit(carrying.first_seq).cast("long") + f.monotonically_increasing_id(),
+        "_commit_lsn": f.lit(stored.place),
+        "_commit_timestamp": f.timestamp_micros(f.lit(stored.at_us).cast("long")),
+        "_seq": f.lit(stored.first_seq).cast("long") + f.monotonically_increasing_id(),
         "_text": f.col("_text"),
     }
     taken: list[tuple[Column, DataType | None]] = [
-        (f.col(quoted(name)), at.shape.columns[name].type) for name in names
+        (f.col(quoted(name)), at.shape.columns[name].type) for name in stored.names
     ]
     taken += [(contract.get(field.name, f.lit(None)), None) for field in CONTRACT_FIELDS]
     columns = []
-    fields = spark_schema(conform.schema).fields
-    for i, (field, source) in enumerate(zip(fields, conform.sources, strict=True)):
+    fields = spark_schema(stored.conform.schema).fields
+    for i, (field, source) in enumerate(zip(fields, stored.conform.sources, strict=True)):
         value, held = taken[source] if source >= 0 else (f.lit(None), None)
         value = value.cast(field.dataType) if held is None else as_type(value, held, field.dataType)
         columns.append(value.alias(field.name if field.name in _CONTRACT else f"c{i}"))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +30,7 @@ from xidstream.pipeline.changelog.generations import (
     TableGeneration,
     generation_at,
 )
+from xidstream.pipeline.changelog.log_fold import fold_of
 from xidstream.pipeline.changelog.log_table import MAX_LSN, LogTable, reading
 from xidstream.pipeline.changelog.manifest import Base, base_at, base_of, read_lines
 from xidstream.pipeline.changelog.net import log_rows, net_rows
@@ -120,7 +122,7 @@ class ChangeLog:
         """The first LSN whose state of the table can be read, by its snapshots, base tables and changes that are there.
         None where none can. Where snapshots ended, some behind it may not be known either. Read anew each time."""
         name, log_table = self._log_table(table)
-        return self._oldest(name, self._cut_of(log_table))
+        return self._oldest(name, log_table)
 
     def cut_lsn(self, table: str | TableName) -> Lsn:
         """Up to this LSN changes of the table are gone from the log: ``changes`` takes it as ``since``, and none below
@@ -281,28 +283,37 @@ class ChangeLog:
         shape = shape_at(name, columns, properties, generation.key, int(lsn), self._slot, bounds)
         place = int(bounds.place)
 
-        def find_base() -> Base | None:
-            return base_at(self._root, self._slot, name, generation.number, int(lsn), place)
-
         cut = self._cut_of(log_table)
 
+        def find_base() -> Base | None:
+            base = base_at(self._root, self._slot, name, generation.number, int(lsn), place)
+            return None if base is None or base.lsn < cut else base
+
         def find_oldest() -> str:
-            oldest = self._oldest(name, cut, known)
+            oldest = self._oldest(name, log_table, known)
             return (
                 ""
                 if oldest is None
                 else f"; the oldest state that it has is that of {self._with_time(oldest)}"
             )
 
-        return TableAt(log_table, generation, shape, lsn, find_base, cut=int(cut), find_oldest=find_oldest)
+        fold = fold_of(log_table.watermark, self._slot)
+        if fold is not None and (fold.place != place or fold.lsn > lsn or fold.lsn < cut):
+            fold = None
+        return TableAt(
+            log_table, generation, shape, lsn, find_base, cut=int(cut), find_oldest=find_oldest, fold=fold
+        )
 
     def is_cut_off(self, name: str, generation: TableGeneration, lsn: Lsn) -> bool:
         """Whether the table's state at ``lsn``, at which the generation stands, is gone from the log."""
         try:
-            cut, bounds = self._cut_of(self._log_table(name)[1]), generation.bounds
+            found, bounds = self._log_table(name)[1], generation.bounds
+            cut, fold = self._cut_of(found), fold_of(found.watermark, self._slot)
         except (UsageError, Unsupported):
             return False  # whoever reads the table is told
         if bounds.contained_upto >= cut:
+            return False
+        if fold is not None and fold.place == bounds.place and cut <= fold.lsn <= lsn:
             return False
         base = base_at(self._root, self._slot, name, generation.number, int(lsn), int(bounds.place))
         return base is None or base.lsn < cut
@@ -334,9 +345,13 @@ class ChangeLog:
             )
 
     def _oldest(
-        self, name: str, cut: Lsn, generations: Mapping[str, list[TableGeneration]] | None = None
+        self,
+        name: str,
+        log_table: LogTable,
+        generations: Mapping[str, list[TableGeneration]] | None = None,
     ) -> Lsn | None:
         known = self.generations() if generations is None else generations
+        cut, fold = self._cut_of(log_table), fold_of(log_table.watermark, self._slot)
         bases: dict[int, int] = {}
         for line in read_lines(self._root, self._slot):
             # By LSN: the first of each snapshot that is still there.
@@ -347,7 +362,8 @@ class ChangeLog:
                 and base_of(self._root, line)
             ):
                 bases[line.place] = line.lsn
-        oldest = oldest_state(stretches_of(known.get(name, []), bases.items()), int(cut))
+        starts = [*bases.items(), *([] if fold is None else [(fold.place, fold.lsn)])]
+        oldest = oldest_state(stretches_of(known.get(name, []), starts), int(cut))
         return None if oldest is None else Lsn(oldest)
 
     def _with_time(self, lsn: Lsn) -> str:
@@ -457,6 +473,7 @@ class ChangeLog:
 
 
 _WAIT_S: Final = 0.1
+_OPENED_AT_A_TIME: Final = 16
 _TIMESTAMP: Final = "commit_timestamp"
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
@@ -502,16 +519,18 @@ class LogState:
 
     def tables(self) -> list[str]:
         """The tables whose state is known at this LSN, as ``schema.table``, sorted."""
-        found = []
-        for name, generations in self._generations.items():
+
+        def is_known(name: str) -> bool:
             try:
-                generation = generation_at(name, generations, self._lsn)
-                if self._log.is_cut_off(name, generation, self._lsn):
-                    continue
+                generation = generation_at(name, self._generations[name], self._lsn)
             except PreconditionMissing:
-                continue
-            found.append(name)
-        return sorted(found)
+                return False
+            return not self._log.is_cut_off(name, generation, self._lsn)
+
+        # Each table's own log says how far it was cut. A store lets each of them wait.
+        names = sorted(self._generations)
+        with ThreadPoolExecutor(_OPENED_AT_A_TIME, thread_name_prefix="log-tables") as threads:
+            return [name for name, known in zip(names, threads.map(is_known, names), strict=True) if known]
 
     def __getitem__(self, table: str | TableName) -> DataFrame:
         """The rows of ``schema.table`` (or a pair), in the source's columns and types; lazy, but for a small job.

@@ -3,7 +3,8 @@
 A consumer is whoever reads the changes of a log in order, and keeps no place of its own that the run could know. It
 tells a position after each portion: all changes up to there are processed. The retention cuts no table behind the
 lowest position of all consumers. One that never comes back holds the whole log, so ``ChangeLog.consumers`` tells when
-each has moved last, and ``Consumer.remove`` forgets it.
+each has moved last, and ``Consumer.remove`` forgets it. `xidstream check` and the run warn of one that has said nothing
+for a week.
 
 The positions are the rows of one small Delta table, ``_consumers`` below the root, so they are where the log is, in a
 folder as in an object store. Each commit replaces its one file. Of two consumers that commit at once the second one
@@ -55,6 +56,8 @@ SCHEMA: Final = pa.schema(
     ]
 )
 ATTEMPTS: Final = 16
+FORGOTTEN_S: Final = 7 * 86_400.0
+"""A consumer that is read once a week is not forgotten; one that has said nothing for longer may be."""
 _TIDY_EVERY: Final = 100
 _KEPT_H: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
@@ -73,6 +76,14 @@ class ConsumerPosition:
     name: str
     lsn: Lsn
     moved_at: datetime.datetime
+
+    def age_s(self, now: datetime.datetime) -> float:
+        """How long ago it told a position; 0 where its clock is ahead."""
+        return max(0.0, (now - self.moved_at).total_seconds())
+
+    def is_forgotten(self, last: int, now: datetime.datetime) -> bool:
+        """Whether it has not told anything for long, though commits up to ``last`` wait for it."""
+        return self.lsn < last and self.age_s(now) > FORGOTTEN_S
 
 
 def read_positions(root: Location, application_id: str) -> list[ConsumerPosition]:

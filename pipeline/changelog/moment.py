@@ -86,7 +86,7 @@ def table_at(log: ChangeLog, table: str, moment: Moment) -> TableAt:
     if not moment.left_out:
         return found
     generation = found.generation
-    # A base table behind the first of them would have it.
+    # A base table behind the first of them would have it, and so would a fold.
     find_base = partial(
         base_at,
         log.root,
@@ -96,4 +96,5 @@ def table_at(log: ChangeLog, table: str, moment: Moment) -> TableAt:
         int(moment.left_out[0].before),
         int(generation.bounds.place),
     )
-    return replace(found, find_base=find_base, left_out=moment.left_out)
+    fold = found.fold if found.fold is not None and found.fold.lsn < moment.left_out[0] else None
+    return replace(found, find_base=find_base, left_out=moment.left_out, fold=fold)

@@ -13,7 +13,12 @@ before can be read afterwards, and so can all changes behind W. Below W some may
 
 So for each generation that stands somewhere from W on, the cut goes no further than what its best start needs: of those
 that answer at W already, or where the generation begins if that is later. Where there is none but the table's first
-snapshot, next to nothing is cut, however old the log is: a later snapshot, or a mirror, gives the log a later start.
+snapshot, next to nothing could be cut, however old the log is. So a cut may bring a start with it: the *fold* of the
+table at the cut (``log_fold``), which answers from there on. It is made where the files of changes that go for it have
+as many bytes as the rows that it is made from (``fold_for``): so what folds write in a year is no more than what the
+stream wrote, and a log has no more than twice the table and what is to be kept.
+
+A table with a base table gets no fold. The mirror makes its starts.
 
 An example. The first snapshot answers from 100 on, and needs what lies behind 90. The second one answers from 500 on,
 and needs what lies behind 480. There is a base table at 300::
@@ -36,9 +41,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xidstream.pipeline.changelog.generations import TableGeneration
+from xidstream.pipeline.changelog.log_fold import fold_lsn
 from xidstream.pipeline.changelog.log_table import LogFile
 
 
@@ -101,9 +107,36 @@ def cut_for(wanted: int, stretches: Sequence[Stretch], needed: Iterable[int] = (
     return max(0, min([wanted, *needed, *starts]))
 
 
-def removable(files: Iterable[LogFile], stretches: Sequence[Stretch], cut: int) -> list[LogFile]:
-    """What a cut removes of ``files``."""
+def fold_for(
+    files: Sequence[LogFile], stretches: Sequence[Stretch], cut: int, upto: int
+) -> tuple[Stretch, int] | None:
+    """The generation and the LSN of a fold that is worth it; None for none. ``cut``: the furthest one without it, which
+    ``upto`` allows. ``upto``: the fold lies no further."""
+    lsn = fold_lsn(upto)
+    stretch = next((each for each in stretches if each.first <= lsn <= each.last), None)
+    if stretch is None or lsn <= cut:
+        return None
+    folded = [with_fold(each, lsn) if each is stretch else each for each in stretches]
+    if cut_for(lsn, folded) < lsn:
+        return None  # a later generation needs what lies before
+    start = max((each for each in stretch.starts if each.answers_from <= lsn), key=lambda each: each.needs)
+    place = stretch.place if start is stretch.starts[0] else start.needs
+    gone = removable(files, folded, lsn)
+    of_start = [file for file in gone if file.min_lsn == file.max_lsn == place]
+    n_bytes = sum(file.n_bytes for file in of_start)
+    return (stretch, lsn) if sum(file.n_bytes for file in gone) >= max(1, 2 * n_bytes) else None
+
+
+def with_fold(stretch: Stretch, lsn: int) -> Stretch:
+    return replace(stretch, starts=(*stretch.starts, Start(lsn, lsn)))
+
+
+def removable(
+    files: Iterable[LogFile], stretches: Sequence[Stretch], cut: int, fold: int = 0
+) -> list[LogFile]:
+    """What a cut removes of ``files``. ``fold``: the LSN of the fold whose rows the log has; 0 for none."""
     places = [stretch.place for stretch in stretches if stretch.starts[0].is_usable(cut)]
+    places += [fold] if fold >= cut else []
     return [
         file
         for file in files

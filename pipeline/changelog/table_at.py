@@ -4,6 +4,9 @@ The base is the newest base table at or below the LSN (``manifest``), else the s
 the changes with a greater commit LSN than its own. Behind the snapshot are all changes that it does not contain,
 wherever they stand in the log (``contained``), but for the part up to which it is known to contain all.
 
+Where the log was cut, its commit may have left the table's rows at the cut (``log_fold``). These take the place of the
+snapshot's, and all behind them is needed.
+
 The rows of a snapshot are counted, by what the Delta log says of its files. If another tool took some of them away, an
 error says so: without them the table would look like one that has few rows, or none. What an erasure took is told by
 its own commits (``delta.erased_rows``).
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from xidstream.pipeline.changelog.fold import base_alone, fold
 from xidstream.pipeline.changelog.generations import TableGeneration
+from xidstream.pipeline.changelog.log_fold import LogFold
 from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.changelog.manifest import Base
 from xidstream.pipeline.changelog.shape import TableShape, shaped
@@ -62,22 +66,33 @@ class TableAt:
     """Up to this LSN changes are gone from the log (``shortening``)."""
     find_oldest: Callable[[], str] = str
     """What an error says of the oldest state that can be read."""
+    fold: LogFold | None = None
+    """Of the generation, at or below ``lsn``."""
+
+    @property
+    def place(self) -> int:
+        """The ``_commit_lsn`` of the rows that the state begins with, if no base table is wanted."""
+        return int(self.generation.bounds.place) if self.fold is None else self.fold.lsn
+
+    @property
+    def contained_upto(self) -> int:
+        """Those rows have all changes up to here."""
+        return int(self.generation.bounds.contained_upto) if self.fold is None else self.fold.lsn
 
     def snapshot(self, spark: SparkSession) -> LogRows:
-        """The generation's rows."""
+        """The rows that the state begins with: the generation's, or those of the fold."""
         from pyspark.sql import functions as f
 
-        place = int(self.generation.bounds.place)
+        place = self.place
         files = self.snapshot_files()
         rows = self.log_table.rows(spark, files)
         rows = rows.filter((f.col("_commit_lsn") == place) & (f.col("_change_type") == SNAPSHOT))
         return self._log_rows(rows, files)
 
     def snapshot_files(self) -> list[LogFile]:
-        """The files that may have rows of the generation. Raises PreconditionMissing where some of them are gone."""
-        self._check_cut(int(self.generation.bounds.contained_upto))
-        place = int(self.generation.bounds.place)
-        files = self.log_table.files(place, place)
+        """The files that may have such rows. Raises PreconditionMissing where some of them are gone."""
+        self._check_cut(self.contained_upto)
+        files = self.log_table.files(self.place, self.place)
         self._check_whole(files)
         return files
 
@@ -91,11 +106,11 @@ class TableAt:
             )
 
     def _check_whole(self, files: Sequence[LogFile]) -> None:
-        """Raises PreconditionMissing where the files have not the snapshot's rows."""
-        bounds, n_rows = self.generation.bounds, self.generation.n_rows
+        """Raises PreconditionMissing where the files have not the rows of the snapshot, or of the fold."""
+        place = self.place
+        n_rows = self.generation.n_rows if self.fold is None else self.fold.n_rows
         if n_rows is None:
             return
-        place = int(bounds.place)
         n_rows -= self.log_table.watermark(erased_id(place)) or 0
         if all(file.min_lsn == file.max_lsn == place and file.n_rows for file in files):
             there = sum(file.n_rows for file in files)
@@ -104,20 +119,23 @@ class TableAt:
         if there != n_rows:
             table = self.generation.table
             raise PreconditionMissing(
-                f"table {table} cannot be read: its snapshot of {bounds.valid_from} had {n_rows} rows, and its Delta "
+                f"table {table} cannot be read: its snapshot of {self._begins_at} had {n_rows} rows, and its Delta "
                 f"table has {there} of them: another tool has changed it",
                 remedy="restore the Delta table to the version before, or take a new snapshot of the table: `xidstream "
                 f"snapshot request --table {table}`",
             )
 
+    @property
+    def _begins_at(self) -> Lsn:
+        return self.generation.bounds.valid_from if self.fold is None else Lsn(self.fold.lsn)
+
     def tail_files(self, since: int) -> list[LogFile]:
         """The files that may have changes after ``since``, up to the LSN. Raises PreconditionMissing where some of
         these changes are gone."""
-        self._check_cut(max(since, int(self.generation.bounds.contained_upto)))
+        self._check_cut(max(since, self.contained_upto))
         files = self.log_table.files(since + 1, self.lsn)
         # No commit has the place of a snapshot, so that file has its rows alone.
-        place = int(self.generation.bounds.place)
-        return [file for file in files if not file.min_lsn == file.max_lsn == place]
+        return [file for file in files if not file.min_lsn == file.max_lsn == self.place]
 
     def tail(self, spark: SparkSession, since: int = 0) -> LogRows | None:
         """The changes behind ``since``, up to the LSN, that the snapshot does not contain; None where no file has any.
@@ -126,7 +144,7 @@ class TableAt:
         """
         from pyspark.sql import functions as f
 
-        since = max(since, int(self.generation.bounds.contained_upto))
+        since = max(since, self.contained_upto)
         files = self.tail_files(since)
         if not files:
             return None

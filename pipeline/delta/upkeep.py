@@ -28,7 +28,8 @@ Rejected: deltalake's own way, a look for old commits behind every hundredth one
 one commit for 6.4 s. Its ``vacuum`` removes files in a store, and makes two commits of its own for that. In a folder it
 is only asked what it would remove: it leaves empty folders, and cannot be stopped halfway.
 
-A thread of the driver's process, started by the first table that is due. deltalake and pyarrow only.
+A thread of the driver's process, started by the first table that is due. The change logs are cut on another one, for a
+fold of a large table takes as long as Spark takes for it. deltalake and pyarrow only.
 """
 
 from __future__ import annotations
@@ -168,8 +169,10 @@ class Upkeep:
         shorten: Callable[[], None] = lambda: None,
     ) -> None:
         """``shorten``: cuts the change logs by their own retention. It has its turn when files of ``_transactions`` are
-        due, which gets every commit. Raises as an XidstreamError what it could not do."""
+        due, which gets every commit. It has a thread of its own, and never runs twice at a time. Raises as an
+        XidstreamError what it could not do."""
         self._shorten = shorten
+        self._shortening: threading.Thread | None = None
         self._retention = retention
         self._clock = clock
         self._ages = ages or WatchedClock()
@@ -214,8 +217,9 @@ class Upkeep:
         with self._changed:
             self._ends = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(_END_S)
+        for thread in (self._thread, self._shortening):
+            if thread is not None:
+                thread.join(_END_S)
 
     # -- the thread ------------------------------------------------------------------------------------
 
@@ -254,7 +258,20 @@ class Upkeep:
         if Step.FILES in steps:
             self._remove(table, found)
             if table.label == TRANSACTIONS:
+                self._begin_to_shorten(table)
+
+    def _begin_to_shorten(self, table: _Table) -> None:
+        """Where the last one is still at work, this turn is left out."""
+
+        def shorten() -> None:
+            try:
                 self._shorten()
+            except _FAILURES as error:
+                self._tell(table, error)
+
+        if self._shortening is None or not self._shortening.is_alive():
+            self._shortening = threading.Thread(target=shorten, name="log-shortening", daemon=True)
+            self._shortening.start()
 
     def _shorten_log(self, table: _Table, found: DeltaTable) -> None:
         """deltalake knows the table's own time alone. So where ages are not to be trusted, the log waits."""

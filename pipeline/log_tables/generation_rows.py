@@ -34,7 +34,7 @@ def row_of(generation: Generation, n_rows: int) -> dict[str, Any]:
         "state": GenerationState.FINISHED.value,
         "reason": None,
         "until": None,
-        "contained_upto": int(bounds.contained_upto) or None,
+        "contained_upto": int(bounds.whole_upto) or None,
         "rows": n_rows,
     }
 

@@ -60,6 +60,12 @@ def cut_id(application_id: str) -> str:
     return f"{application_id}/cut"
 
 
+def fold_id(application_id: str) -> str:
+    """The application transaction of a table that tells the LSN of the rows which a cut has left in the place of what
+    it removed; with more behind it (``pipeline.changelog.log_fold``)."""
+    return f"{cut_id(application_id)}/fold"
+
+
 def cut_time_id(application_id: str) -> str:
     """The application transaction of ``_transactions`` that tells the greatest commit timestamp of what was cut, in
     microseconds since the epoch."""

@@ -93,8 +93,8 @@ SNAPSHOTS_SCHEMA: Final = pa.schema(
 )
 """One row for each generation that finished, and one more when it has ended. The last row of a generation counts.
 ``until``: the last LSN at which a generation that has ended still stands; null in the row of one that finished.
-``contained_upto``: all that committed up to this LSN is in the snapshot; null where none is known. ``rows``: of the
-snapshot; null in the rows of an earlier xidstream, as ``contained_upto`` is."""
+``contained_upto``: all of the table that committed up to this LSN is in the snapshot; null where none is known.
+``rows``: of the snapshot; null in the rows of an earlier xidstream, as ``contained_upto`` is."""
 
 Carry = Callable[[str, Carrying, SnapshotTarget], tuple[WrittenFile, ...] | None]
 """``SnapshotTables.carry``, given the application id."""
@@ -190,7 +190,8 @@ class SnapshotLog:
             self._taken.add(key)
             # Whoever had the slot before can name no files here after this.
             self._claim(writer)
-            return SnapshotTarget(writer.location, f"snapshot-{uuid.uuid4().hex}", conform, key)
+            cut = Lsn(writer.watermark(locations.cut_id(self._application_id)))
+            return SnapshotTarget(writer.location, f"snapshot-{uuid.uuid4().hex}", conform, key, cut)
 
         return self._guarded(relation.name, prepare)
 
@@ -265,10 +266,10 @@ class SnapshotLog:
                     "it was complete: a vacuum keeps what nobody names yet for too short a time"
                 )
             cut, bounds = writer.watermark(locations.cut_id(self._application_id)), generation.bounds
-            if bounds.contained_upto < cut:
+            if bounds.whole_upto < cut:
                 raise SnapshotInterrupted(
                     f"table {generation.name}: its change log was shortened up to {Lsn(cut)} while the snapshot was "
-                    f"taken, which needs the changes behind {bounds.contained_upto}"
+                    f"taken, which needs the changes behind {bounds.whole_upto}"
                 )
             reach("committing_snapshot")
             # The sink may have written for minutes, for a commit that a merge would have it do again.

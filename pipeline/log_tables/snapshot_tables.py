@@ -14,7 +14,7 @@ from typing import Protocol
 from xidstream.pipeline.log_tables.columns import Conform
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.ddl import Witnessed
@@ -25,12 +25,14 @@ from xidstream.pipeline.snapshot.key_filter import BoundComparison
 @dataclass(frozen=True)
 class SnapshotTarget:
     """Where readers write one table's files, and in which columns. ``directory``: below ``table``, of this attempt's
-    alone. ``key``: the table's name among a sink's, empty where it has none."""
+    alone. ``key``: the table's name among a sink's, empty where it has none. ``cut``: what committed up to this LSN is
+    gone from the table's log, so a snapshot must contain it."""
 
     table: Location
     directory: str
     conform: Conform
     key: str = ""
+    cut: Lsn = INVALID_LSN
 
 
 @dataclass(frozen=True)

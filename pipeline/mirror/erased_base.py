@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.changelog.arrow_rows import in_schema
 from xidstream.pipeline.changelog.manifest import ManifestWriter, current
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
@@ -47,7 +48,6 @@ from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks, NewFile
 from xidstream.pipeline.mirror.kept_files import LOG
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import write_file
-from xidstream.pipeline.mirror.net_rows import in_schema
 from xidstream.pipeline.mirror.short_log import shorten_log
 from xidstream.pipeline.mirror.swap import new_directory
 from xidstream.pipeline.mirror.table_folder import TableFolder

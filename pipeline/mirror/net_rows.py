@@ -15,7 +15,7 @@ Plain pyarrow, no Spark, no loop over rows. Called by ``swap``, ``local_swap`` a
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -26,23 +26,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, TAKE_AWAY, TEXT, in_schema
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile, NetCounts
-from xidstream.pipeline.schema.rows import CHANGE_TYPES, DELETE, UPDATE_PREIMAGE
 
-CHANGE: Final = "_change_type"
-"""The column of a net row that says what the last word on its key is."""
-TAKE_AWAY: Final = (CHANGE_TYPES[DELETE], CHANGE_TYPES[UPDATE_PREIMAGE])
-"""With one of these as the last word on it, a key has no row."""
-TEXT: Final = "_text"
 _PLACE: Final = "n"
 _SLICE_ROWS: Final = 2_000
 """A slice of that many rows is cheaper to write as one than to copy together with others."""
-
-
-def is_comparable(key: Iterable[str], types: Mapping[str, pa.DataType]) -> bool:
-    """Whether Arrow's equality of such keys is PostgreSQL's."""
-    return not any(pt.is_floating(types[name]) or pt.is_nested(types[name]) for name in key)
 
 
 class NetRows:
@@ -247,18 +237,6 @@ def _but(rows: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
     is_kept = np.ones(rows.num_rows, bool)
     is_kept[places] = False
     return rows.filter(pa.array(is_kept))
-
-
-def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """``rows`` in the columns and types of ``schema``; null what they have not."""
-    there = set(rows.column_names)
-    columns = [
-        rows[field.name].cast(field.type)
-        if field.name in there
-        else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

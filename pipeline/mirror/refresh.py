@@ -39,10 +39,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.changelog.arrow_rows import in_schema
 from xidstream.pipeline.changelog.fold import base_alone, fold
 from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.changelog.manifest import ManifestLine, current
 from xidstream.pipeline.changelog.shape import TableShape
+from xidstream.pipeline.changelog.small_fold import SmallTable, small_table
 from xidstream.pipeline.changelog.table_at import LogRows, TableAt
 from xidstream.pipeline.changelog.tail import TailFacts, tail_facts
 from xidstream.pipeline.errors import Unsupported
@@ -60,7 +62,7 @@ from xidstream.pipeline.mirror.base_table import (
 )
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import write_file
-from xidstream.pipeline.mirror.net_rows import NetRows, in_schema
+from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.pieces import repeating_texts
 from xidstream.pipeline.mirror.plan import (
     FILE_ROWS,
@@ -69,7 +71,6 @@ from xidstream.pipeline.mirror.plan import (
     n_files_for,
     removed,
 )
-from xidstream.pipeline.mirror.small_fold import SmallTable, small_table
 from xidstream.pipeline.mirror.swap import Swap, base_rows, new_directory
 from xidstream.pipeline.mirror.tail_rows import net_of
 from xidstream.pipeline.spark.parquet_frames import is_read_as_named

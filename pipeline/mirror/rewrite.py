@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.types as pt
 
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, TEXT
 from xidstream.pipeline.changelog.fold import DELETED
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.key_ranges import RangedKey
-from xidstream.pipeline.mirror.net_rows import CHANGE, TEXT
 from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange, NetCounts
 from xidstream.pipeline.spark.parquet_frames import parquet_frame
 from xidstream.pipeline.spark.session import UNION_PARTITIONING

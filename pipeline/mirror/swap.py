@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, in_schema, is_comparable
 from xidstream.pipeline.changelog.fold import net_changes
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import LogRows
@@ -31,7 +32,7 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror import local_swap, rewrite
 from xidstream.pipeline.mirror.base_table import TEXT_FIELD, BaseTable
 from xidstream.pipeline.mirror.key_ranges import OWN, RangedKey
-from xidstream.pipeline.mirror.net_rows import CHANGE, NetRows, in_schema, is_comparable
+from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.plan import BaseFile, Group, NetCounts, jobs, plan_swap
 
 if TYPE_CHECKING:

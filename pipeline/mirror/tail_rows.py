@@ -28,12 +28,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, TEXT, in_schema, is_comparable
 from xidstream.pipeline.changelog.log_table import LogFile
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.mirror import local_swap
 from xidstream.pipeline.mirror.key_ranges import RangedKey
-from xidstream.pipeline.mirror.net_rows import CHANGE, TEXT, NetRows, in_schema, is_comparable
+from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.pieces import THREADS, read_pieces, with_dictionaries
 from xidstream.pipeline.schema.rows import CHANGE_TYPES, SNAPSHOT, TRUNCATE
 

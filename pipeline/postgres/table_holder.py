@@ -7,7 +7,7 @@
    have begun to write before the table was published. The stream has their later changes and not those, and a snapshot
    that they are not in would miss those rows for ever. The same holds for what was left out while a table was parked,
    and for a commit from before the slot's first position that still waits for its synchronous standby.
-   Only holders of a lock of the table are waited for.
+   Only holders of a lock of the table are waited for. So then the snapshot has all of the table that committed below B.
 4. *The snapshot*: which transactions it sees, its name for the readers, and *E*, where the WAL ends behind it, all in
    one statement. It is the first of its transaction that needs a snapshot: LOCK and SET need none. That statement also
    compares the files that its snapshot knows (``pg_class.relfilenode``) with those that are there
@@ -35,7 +35,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -172,6 +172,8 @@ class TableHolder:
                         # A partition may be attached under our lock, and brings its rows.
                         self._again(observer, now)
                     bounds = bounds.knowing(checkpoint)
+                    if wait_for_writers and self._wal_end is not _REPLAYED:
+                        bounds = replace(bounds, writers_upto=bounds.place)
                     held = Held(name, bounds, measured(observer, now), observer.info.server_version >= PG14)
                     with self._guard:
                         self._check_wanted(relid, waiting)

@@ -46,6 +46,7 @@ class DeltaSink(LogSink):
             self._ownership,
             self._retention.changes,
             self.snapshot_log().is_being_taken,
+            self._session,
         )
 
     def _shorten_logs(self) -> None:

@@ -9,64 +9,118 @@ commits. For each table of the slot, by itself:
    before the newest commit (``LEAST_AGE_S``), and never beyond what is proven.
 2. From where on others need the changes: the lowest position of all consumers, and the table's newest base table,
    from which the mirror goes on.
-3. One Delta commit removes the files, and carries the cut. It carries the owner's mark, too, so a run that was taken
-   over commits nothing here. It is made on the snapshot that was looked at: with any other commit in between it
-   fails, and is tried again.
+3. Where it is worth it, the table's rows at W are written to files: a start for what stays (``log_fold``). That may
+   take a while, and the table goes on meanwhile. Of what lies up to W an erasure alone changes anything, and then the
+   fold is given up.
+4. One Delta commit removes the files, adds those of the fold, and carries the cut. It carries the owner's mark, too, so
+   a run that was taken over commits nothing here. It is made on the snapshot that was looked at: with any other commit
+   in between it fails, and is tried again.
 
 A table waits as a whole while a snapshot of it is being taken, or has rows without a line in ``_snapshots`` (a crash
 came between). A snapshot that began in an earlier process, and needs what was cut meanwhile, is refused when it is
 named (``SnapshotLog.commit``). Tables with rows of another slot are left alone.
 
 ``_transactions`` comes last, and goes no further than the cut of every table of the log. The greatest timestamp of what
-goes is told with the cut: times up to there have no answer any more. ``_messages`` stays: a message's file says its own
-LSN, and not that of its commit.
+goes is told with the cut: times up to there have no answer any more. ``_messages`` goes as far. Its Delta log says the
+LSNs of a file's messages, and not those of their commits, which may lie behind the cut: so these are read from the
+file.
 
 A crash anywhere leaves each table cut or not, and each says itself which. Removed files stay on the disk for
 ``delta_file_retention``, so who has opened a table before reads on (``delta.upkeep`` removes them then).
 
-Not done here: to make a start where a table has none, by folding its state at the cut into a new generation. A table
-with one snapshot and no mirror is therefore not cut, until somebody asks for a snapshot of it.
+A table that cannot be folded (``folding``) is cut as far as its later starts allow, and an event says why, once.
 
-In the driver's process, on the thread of ``upkeep``. deltalake and pyarrow, no Spark.
+In the driver's process, on a thread that ``upkeep`` starts. deltalake and pyarrow; Spark for a large fold alone.
 """
 
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
+
+from xidstream.pipeline import events
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.changelog.consumers import read_positions
+from xidstream.pipeline.changelog.consumers import ConsumerPosition, read_positions
+from xidstream.pipeline.changelog.folding import new_directory, write_fold
 from xidstream.pipeline.changelog.generations import TableGeneration
-from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, LogTable
+from xidstream.pipeline.changelog.log_fold import LogFold, fold_marks, fold_of
+from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, LogTable, opened, reading
 from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_lines
 from xidstream.pipeline.changelog.shortening import (
     Stretch,
     best_starts,
     cut_for,
+    fold_for,
     lsn_for_bytes,
     removable,
     stretches_of,
+    with_fold,
 )
 from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables import attempt_files, locations
+from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.ownership import Ownership
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import table_label
+from xidstream.pipeline.quantities import human_s
 from xidstream.pipeline.settings.log_retention import LEAST_AGE_S, LogRetention, TableRetention
+from xidstream.pipeline.spark.session import GetSession
+from xidstream.pipeline.spark_errors import fault_of
 
 ATTEMPTS: Final = 8
 _TIME: Final = "commit_timestamp"
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """A fold whose files no commit names yet. ``n_erasures``: of the table when it was read."""
+
+    fold: LogFold
+    directory: str
+    files: tuple[WrittenFile, ...]
+    n_erasures: int
+
+    def holds(self, writer: DeltaTableWriter, plan: _Plan) -> bool:
+        """Whether it still is the table's state, and a start that the cut may rely on."""
+        lsn, place = self.fold.lsn, self.fold.place
+        folded = [with_fold(each, lsn) if each.place == place else each for each in plan.stretches]
+        is_start = any(each.place == place and each.first <= lsn <= each.last for each in plan.stretches)
+        is_same = writer.watermark(ERASURES) == self.n_erasures
+        return is_same and is_start and lsn <= plan.upto and cut_for(lsn, folded) == lsn
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a table's log is cut by. ``cut``: without a new fold. ``upto``: no cut goes further. ``told``: the fold that
+    the log has."""
+
+    files: list[LogFile]
+    stretches: list[Stretch]
+    has_base: bool
+    cut: int
+    upto: int
+    told: LogFold | None
 
 
 class LogShortening:
-    """``is_being_taken``: whether a snapshot of the table in this directory is under way.
+    """``is_being_taken``: whether a snapshot of the table in this directory is under way. ``get_session``: for folds of
+    large tables; None where there is no Spark.
 
     Raises Superseded, SinkDiverged, StorageFault from ``shorten``."""
 
@@ -77,12 +131,15 @@ class LogShortening:
         ownership: Ownership,
         retention: LogRetention,
         is_being_taken: Callable[[str], bool] = lambda directory: False,
+        get_session: GetSession | None = None,
     ) -> None:
         self._root = root
         self._slot = application_id
         self._ownership = ownership
         self._retention = retention
         self._is_being_taken = is_being_taken
+        self._get_session = get_session
+        self._told: set[tuple[str, str]] = set()
 
     def shorten(self) -> None:
         """Cut each table as far as it goes, and then ``_transactions``."""
@@ -92,12 +149,16 @@ class LogShortening:
         latest = self._latest(log)
         if not latest:
             return
-        needed = [int(each.lsn) for each in read_positions(self._root, self._slot)]
+        consumers = read_positions(self._root, self._slot)
+        self._tell_forgotten(consumers, latest)
+        needed = [int(each.lsn) for each in consumers]
         names = {table_label(*name): locations.encode_table(*name) for name in log.table_names()}
         cuts = [
             self._shorten_table(log, name, directory, latest, needed) for name, directory in names.items()
         ]
-        self._shorten_transactions(min(cuts, default=0))
+        lowest = min(cuts, default=0)
+        self._shorten_transactions(lowest)
+        self._shorten_messages(lowest)
 
     def _latest(self, log: ChangeLog) -> int:
         """No cut goes beyond this; 0 where none can be made."""
@@ -116,60 +177,142 @@ class LogShortening:
         self, log: ChangeLog, name: str, directory: str, latest: int, needed: Sequence[int]
     ) -> int:
         """Returns how far the table is cut then. ``needed``: the positions of the consumers."""
-        retention = self._retention.of(name)
         location = self._root.child(directory)
-        for _ in range(ATTEMPTS):
-            writer = DeltaTableWriter.open(location, name)
-            if writer is None:
-                return 0
-            self._ownership.check(writer)
-            before = writer.watermark(locations.cut_id(self._slot))
-            if retention.keeps_all or self._is_being_taken(directory):
-                return before
-            try:
-                log.log_table(name)
-                writer.check_plain()
-            except Unsupported:
-                return before
-            # Behind the table: a snapshot's line that is read is of rows that the table has.
-            generations, lines = log.generations(), self._lines(name)
-            if not self._knows_its_snapshot(writer, generations.get(name, [])):
-                return before
-            files = _files(writer, "_commit_lsn")
-            cut = self._cut(retention, files, generations.get(name, []), lines, latest, needed)
-            stretches = stretches_of(generations.get(name, []), ((line.place, line.lsn) for line in lines))
-            gone = removable(files, stretches, cut) if cut > before else []
-            if not gone:
-                return before
-            reach("shortening_log")
-            try:
-                versions = {locations.cut_id(self._slot): cut}
-                paths = [file.path for file in gone]
-                writer.commit([], versions, marks=self._ownership.marks, removed=paths)
-            except SnapshotOutdated:
-                continue
-            reach("log_shortened")
-            return cut
-        return before  # a busy table: the next turn
+        folded, is_looked_at = None, False
+        try:
+            for _ in range(ATTEMPTS):
+                writer = DeltaTableWriter.open(location, name)
+                if writer is None:
+                    return 0
+                self._ownership.check(writer)
+                before = writer.watermark(locations.cut_id(self._slot))
+                plan = self._plan(log, writer, name, directory, latest, needed)
+                if plan is None or (folded is not None and not folded.holds(writer, plan)):
+                    return before
+                if not is_looked_at:
+                    is_looked_at, folded = True, self._fold(log, writer, name, plan)
+                    if folded is not None:
+                        continue  # the table went on meanwhile
+                cut = plan.cut if folded is None else folded.fold.lsn
+                fold_at = 0 if plan.told is None else plan.told.lsn
+                gone = removable(plan.files, plan.stretches, cut, fold_at) if cut > before else []
+                if not gone:
+                    return before
+                reach("shortening_log")
+                try:
+                    self._commit(writer, cut, gone, folded)
+                except SnapshotOutdated:
+                    continue
+                reach("log_shortened")
+                folded = None
+                return cut
+            return before  # a busy table: the next turn
+        finally:
+            if folded is not None:
+                self._discard(location, name, folded.directory)
 
-    def _cut(
+    def _commit(
+        self, writer: DeltaTableWriter, cut: int, gone: Sequence[LogFile], folded: _Folded | None
+    ) -> None:
+        versions = {locations.cut_id(self._slot): cut}
+        marks, paths = self._ownership.marks, [file.path for file in gone]
+        if folded is None:
+            writer.commit([], versions, marks=marks, removed=paths)
+            return
+        marks = {**marks, **fold_marks(folded.fold, writer.watermark, self._slot)}
+        writer.commit(folded.files, versions, marks=marks, removed=paths)
+
+    def _plan(
         self,
-        retention: TableRetention,
-        files: list[LogFile],
-        generations: list[TableGeneration],
-        lines: list[ManifestLine],
+        log: ChangeLog,
+        writer: DeltaTableWriter,
+        name: str,
+        directory: str,
         latest: int,
         consumed: Sequence[int],
-    ) -> int:
+    ) -> _Plan | None:
+        """None where the table waits, or is left alone."""
+        retention = self._retention.of(name)
+        if retention.keeps_all or self._is_being_taken(directory):
+            return None
+        try:
+            log.log_table(name)
+            writer.check_plain()
+        except Unsupported:
+            return None
+        # Behind the table: a snapshot's line that is read is of rows that the table has.
+        generations, lines = log.generations().get(name, []), self._lines(name)
+        if not self._knows_its_snapshot(writer, generations):
+            return None
+        files, told = _files(writer, "_commit_lsn"), fold_of(writer.watermark, self._slot)
         wanted = min(latest, self._wanted(retention, files, lines))
         needed = [*consumed, *([max(line.lsn for line in lines)] if lines else [])]
+        of_fold = [] if told is None else [(told.place, told.lsn)]
         there = list(lines)
         while True:
-            stretches = stretches_of(generations, ((line.place, line.lsn) for line in there))
+            starts = [*of_fold, *((line.place, line.lsn) for line in there)]
+            stretches = stretches_of(generations, starts)
             missing = self._missing_base(wanted, stretches, there)
             if missing is None:
-                return cut_for(wanted, stretches, needed)
+                cut = cut_for(wanted, stretches, needed)
+                return _Plan(files, stretches, bool(lines), cut, min([wanted, *needed]), told)
             there.remove(missing)
+
+    def _fold(self, log: ChangeLog, writer: DeltaTableWriter, name: str, plan: _Plan) -> _Folded | None:
+        """A new fold, where it is worth it and possible."""
+        before = writer.watermark(locations.cut_id(self._slot))
+        if plan.has_base:
+            return None
+        found = fold_for(plan.files, plan.stretches, max(before, plan.cut), plan.upto)
+        if found is None:
+            return None
+        stretch, lsn = found
+        directory = new_directory()
+        reach("folding_log")
+        try:
+            at = log.table_at(name, Lsn(lsn))
+            n_erasures = at.log_table.watermark(ERASURES) or 0
+            files = write_fold(at, directory, writer.ranged, self._get_session)
+        except Exception as error:  # noqa: BLE001 - one table that cannot be folded holds up no other
+            self._discard(writer.location, name, directory)
+            self._tell(name, type(error).__name__, fault_of(error, f"folding table {name}").message)
+            return None
+        if files is None:
+            reason = "it is large, or its keys are compared by Spark alone, and there is no Spark here"
+            self._tell(name, "", reason)
+            return None
+        reach("log_folded")
+        fold = LogFold(stretch.place, lsn, sum(file.n_rows for file in files))
+        return _Folded(fold, directory, files, n_erasures)
+
+    def _discard(self, location: Location, name: str, directory: str) -> None:
+        """Remove the files of a fold, unless the table names them: the answer to a commit may have been lost."""
+        with suppress(OSError, DeltaError):  # they go like those of a failed snapshot
+            writer = DeltaTableWriter.open(location, name)
+            if writer is None or not any(path.startswith(directory) for path in writer.paths()):
+                attempt_files.remove(location, directory)
+
+    def _tell_forgotten(self, consumers: Sequence[ConsumerPosition], latest: int) -> None:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        for each in consumers:
+            if each.is_forgotten(latest, now) and ("", each.name) not in self._told:
+                self._told.add(("", each.name))
+                text = (
+                    f"the change log is kept behind {each.lsn} for consumer {each.name}, which has told nothing for "
+                    f"{human_s(each.age_s(now))}: `xidstream consumer remove --name {each.name}` if it is gone"
+                )
+                _LOGGER.warning(events.Event("log_held_back", text, consumer=each.name))
+
+    def _tell(self, name: str, kind: str, reason: str) -> None:
+        """Once for each kind of failure. It is tried again at each turn."""
+        if (name, kind) in self._told:
+            return
+        self._told.add((name, kind))
+        text = (
+            f"the change log of table {name} is cut at its snapshots and base tables alone, for its rows at the cut "
+            f"could not be folded: {reason}"
+        )
+        _LOGGER.warning(events.Event("log_not_folded", text, table=name))
 
     def _wanted(self, retention: TableRetention, files: list[LogFile], lines: list[ManifestLine]) -> int:
         if retention.age_s is not None:
@@ -229,6 +372,36 @@ class LogShortening:
             except SnapshotOutdated:
                 continue
             return
+
+    def _shorten_messages(self, cut: int) -> None:
+        """``cut``: the lowest of all tables."""
+        location = self._root.child(locations.MESSAGES)
+        if not cut or len(application_ids(self._root.child(locations.TRANSACTIONS))) > 1:
+            return
+        for _ in range(ATTEMPTS):
+            writer = DeltaTableWriter.open(location, locations.MESSAGES)
+            if writer is None:
+                return
+            self._ownership.check(writer)
+            if writer.watermark(locations.cut_id(self._slot)) >= cut:
+                return
+            files = removable(_files(writer, "lsn"), (), cut)
+            gone = [file.path for file in files if _last_commit(location, file) <= cut]
+            if not gone:
+                return
+            try:
+                versions = {locations.cut_id(self._slot): cut}
+                writer.commit([], versions, "lsn", marks=self._ownership.marks, removed=gone)
+            except SnapshotOutdated:
+                continue
+            return
+
+
+def _last_commit(location: Location, file: LogFile) -> int:
+    """The greatest commit LSN of the messages in a file; 0 where none has one."""
+    with reading(f"Delta table {locations.MESSAGES}"), opened(location, file.path) as source:
+        found = pc.max(pq.read_table(source, columns=["commit_lsn"])["commit_lsn"]).as_py()
+    return found or 0
 
 
 def _files(writer: DeltaTableWriter, column: str) -> list[LogFile]:

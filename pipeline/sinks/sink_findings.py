@@ -15,6 +15,7 @@ Whether an object store answers is known at the first refusal. deltalake would r
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import inspect
 import os
 import re
@@ -35,6 +36,7 @@ from xidstream.pipeline.log_tables.log_table import LogTable, LogTables
 from xidstream.pipeline.log_tables.segment_links import how_segments_reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import table_label
+from xidstream.pipeline.quantities import human_s
 from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.settings.local_paths import overlap
 from xidstream.pipeline.sinks.foreach import resolve
@@ -175,7 +177,8 @@ def _check_delta(
             findings.append(Finding.ok("sink_files", f"large transactions reach the Delta tables by {way}"))
         from xidstream.pipeline.delta.delta_tables import DeltaTables
 
-        return findings + check_tables(DeltaTables(root), server)
+        findings += check_tables(DeltaTables(root), server)
+        return findings if server is None else findings + _check_consumers(root, server)
     except XidstreamError as error:
         return [*findings, Finding.of_error("sink_tables", error)]
     except Exception as error:  # noqa: BLE001 - as above
@@ -184,6 +187,24 @@ def _check_delta(
             *findings,
             Finding.failed("sink_tables", f"Delta root {shown} cannot be read: {_reason(error)}", remedy),
         ]
+
+
+def _check_consumers(root: Location, server: ServerSide) -> list[Finding]:
+    """Those who hold back the change log, and seem to be gone."""
+    from xidstream.pipeline.changelog.consumers import read_positions
+
+    slot, now = server.identity.application_id, datetime.datetime.now(datetime.timezone.utc)
+    last = held_by_delta(root.uri, slot)[1] if (positions := read_positions(root, slot)) else INVALID_LSN
+    return [
+        Finding.warning(
+            "consumers",
+            f"consumer {each.name} of the change log has told nothing for {human_s(each.age_s(now))}: what it has not "
+            f"processed, behind {each.lsn}, is not removed (log_retention)",
+            f"see whether it still is there; if not: `xidstream consumer remove --name {each.name}`",
+        )
+        for each in positions
+        if each.is_forgotten(int(last), now)
+    ]
 
 
 # -- Iceberg -------------------------------------------------------------------------------------------

@@ -32,6 +32,11 @@ nothing. Then the LSN of an earlier snapshot of the slot holds as well, because 
 wire's ids are enough, if no more than 2**31 have passed since. (Rejected: the WAL's end, read before the snapshot:
 commits that wait for a standby lie below it. The slot's ``restart_lsn``: it moves past such commits.)
 
+- Of one table more can be known. Where the snapshot waited for the table's writers, it has all changes of the table
+  that committed below ``place``. A writer holds its lock until others see its commit. So at the moment when the WAL
+  ended there, it held it still, and was waited for, or its commit was to be seen (``postgres.table_holder``). Of other
+  tables that says nothing, so no later snapshot takes it over (``whole_upto``).
+
 An example. A table is locked when the WAL ends at 0/5008 (``place`` is 0/5006). The snapshot is taken with xmin 740,
 xmax 760 and xip 740 and 752, and then the WAL ends at 0/5200 (``valid_from`` is 0/51FF)::
 
@@ -76,7 +81,7 @@ class SnapshotBounds:
     """``place``: the ``_commit_lsn`` of the snapshot's rows, which no commit has. ``valid_from``: from here on the
     table's state is known; no commit has it either. ``xmin``, ``xmax``, ``xip`` (ascending) have 64 bits.
     ``taken_at_us``: Unix epoch, UTC. ``contained_upto``: all that committed up to this LSN is contained; 0/0 where none
-    is known."""
+    is known. ``writers_upto``: the same of the snapshot's own table alone."""
 
     place: Lsn
     valid_from: Lsn
@@ -85,16 +90,22 @@ class SnapshotBounds:
     xip: tuple[int, ...]
     taken_at_us: int
     contained_upto: Lsn = INVALID_LSN
+    writers_upto: Lsn = INVALID_LSN
 
     def __post_init__(self) -> None:
         if not self.place < self.valid_from:
             raise UsageError(f"a snapshot at {self.place} cannot be valid from {self.valid_from}")
-        if self.contained_upto > self.valid_from:
-            raise UsageError(f"a snapshot valid from {self.valid_from} cannot contain {self.contained_upto}")
+        if self.whole_upto > self.valid_from:
+            raise UsageError(f"a snapshot valid from {self.valid_from} cannot contain {self.whole_upto}")
         if not self.xmin <= self.xmax or any(not self.xmin <= xid < self.xmax for xid in self.xip):
             raise UsageError(
                 f"not a snapshot: xmin {self.xmin}, xmax {self.xmax}, {len(self.xip)} xids between"
             )
+
+    @property
+    def whole_upto(self) -> Lsn:
+        """All changes of the snapshot's table that committed up to this LSN are contained."""
+        return max(self.contained_upto, self.writers_upto)
 
     def knowing(self, checkpoint: Checkpoint | None, earlier: Lsn = INVALID_LSN) -> SnapshotBounds:
         """These bounds with what the server's last checkpoint tells, and ``earlier``, an older snapshot's
@@ -117,7 +128,7 @@ class SnapshotBounds:
         """Whether the snapshot has what the transaction did. ``xid`` is its top-level id."""
         if commit_lsn > self.valid_from:
             return False
-        if commit_lsn <= self.contained_upto:
+        if commit_lsn <= self.whole_upto:
             return True
         wide = self.widened(xid)
         return wide < self.xmax and wide not in self.xip

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 
@@ -50,6 +50,7 @@ class Generation:
 
     def to_json(self) -> dict[str, Any]:
         bounds = self.bounds
+        told = {} if bounds.writers_upto == INVALID_LSN else {"writers_upto": str(bounds.writers_upto)}
         return {
             "relation": self.relation.to_json(),
             "number": self.number,
@@ -60,6 +61,7 @@ class Generation:
             "xip": list(bounds.xip),
             "taken_at_us": bounds.taken_at_us,
             "contained_upto": str(bounds.contained_upto),
+            **told,
             "primary_key": None if self.primary_key is None else list(self.primary_key),
         }
 
@@ -77,6 +79,8 @@ class Generation:
                 value["taken_at_us"],
                 # An xidstream that did not ask for it wrote none.
                 Lsn.parse(value.get("contained_upto", "0/0")),
+                # Nor does one where nobody was waited for.
+                Lsn.parse(value.get("writers_upto", "0/0")),
             ),
             None if value["primary_key"] is None else tuple(value["primary_key"]),
         )

@@ -32,4 +32,4 @@ def without_contained(frame: DataFrame, bounds: SnapshotBounds) -> DataFrame:
     contained = (lsn <= f.lit(int(bounds.valid_from))) & (wide < f.lit(bounds.xmax))
     if bounds.xip:
         contained &= ~wide.isin(list(bounds.xip))
-    return frame.filter((lsn > f.lit(int(bounds.contained_upto))) & ~contained)
+    return frame.filter((lsn > f.lit(int(bounds.whole_upto))) & ~contained)

@@ -209,6 +209,29 @@ def test_a_checkpoint_tells_up_to_which_lsn_all_is_contained_if_nobody_is_open_f
     assert commits[0] < commits[1] <= held.bounds.contained_upto < commits[2]
 
 
+def test_a_snapshot_that_waited_for_its_tables_writers_has_all_of_the_table_from_before_it_began_to_wait(
+    table: Database, holder: TableHolder
+) -> None:
+    """Though a transaction of another table is open since before the last checkpoint, and stays so."""
+    table.execute("CREATE TABLE other (id int)")
+    with table.connect() as elsewhere, table.connect() as writer:
+        elsewhere.execute("BEGIN")
+        elsewhere.execute("INSERT INTO other VALUES (1)")
+        table.execute("CHECKPOINT")
+        table.execute("INSERT INTO t VALUES (2001, 'before')")
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2002, 'open')")
+        holding = Holding(holder, source_of(table), wait_for_writers=True)
+        wait_until(lambda: bool(holder.waiting_for()))
+        writer.execute("COMMIT")
+        held = holding.result()
+        elsewhere.execute("ROLLBACK")
+    stream = transactions_by_row(table)
+    assert held.bounds.contained_upto == 0
+    assert stream["2001"].commit_lsn < held.bounds.whole_upto < stream["2002"].commit_lsn
+    assert {("2001",), ("2002",)} <= {(str(row[0]),) for row in rows_in(table, held)}
+
+
 def test_a_transaction_with_400_open_subtransactions_comes_behind_the_snapshot_whole(
     table: Database, holder: TableHolder
 ) -> None:

@@ -45,6 +45,7 @@ from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.table_holder import Held as SlotHeld
 from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.key_filter import Repair, parse_key_filter
 from xidstream.pipeline.snapshot.tables import PublishedSource
@@ -121,33 +122,59 @@ def test_a_login_that_is_refused_beside_a_stream_that_was_let_in_is_tried_again(
     assert (reported, failed) == ([Failed(7, 3)], [])
 
 
+class Shortened(Told):
+    """The table's log was cut up to ``cut``."""
+
+    def __init__(self, cut: int) -> None:
+        super().__init__()
+        self.cut = Lsn(cut)
+
+    def target(self, *arguments: Any) -> SnapshotTarget:
+        return SnapshotTarget(Location("/tables"), "snapshot-1", Conform(pa.schema([]), ()), cut=self.cut)
+
+
+def holds_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Told, *held: SnapshotBounds, waits: bool = False
+) -> list[bool]:
+    """Whether each of them waits for writers. ``held``: the bounds of the first one, the second one, ..."""
+    source, calls, failed = source_of(7), list[bool](), list[BaseException]()
+    decision = Decision(True, {7: source.published_as}, slot_xmax=100)
+    book = SnapshotBook(Storage(str(tmp_path)), LAYOUT, decision)
+    steps = SnapshotSteps(
+        Config(slot="orders"), book, tables, lambda _: 0, lambda _: None, lambda _: None, failed.append
+    )
+
+    def hold(method: str, source: PublishedSource, wait_for_writers: bool, behind: Lsn) -> SlotHeld:
+        calls.append(wait_for_writers)
+        return SlotHeld("name", held[len(calls) - 1], source, True)
+
+    monkeypatch.setattr(steps._actors, "hold", hold)
+    steps._watched(steps._hold, Hold(source, 3, waits), 7)
+    steps.close()
+    assert failed == []
+    return calls
+
+
 @pytest.mark.parametrize(("xmin", "waited"), [(99, [False, True]), (100, [False])])
 def test_a_snapshot_that_may_lack_a_commit_from_before_the_slot_is_taken_again_behind_the_writers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, xmin: int, waited: list[bool]
 ) -> None:
-    source, calls, failed = source_of(7), [], []
-    decision = Decision(True, {7: source.published_as}, slot_xmax=100)
-    book = SnapshotBook(Storage(str(tmp_path)), LAYOUT, decision)
-    steps = SnapshotSteps(
-        Config(slot="orders"),
-        book,
-        Told(),
-        lambda _: 0,
-        lambda _: None,
-        lambda _: None,
-        failed.append,
-    )
+    first, second = (dataclasses.replace(BOUNDS, xmin=each) for each in (xmin, 100))
+    assert holds_asked_for(tmp_path, monkeypatch, Shortened(0), first, second) == waited
 
-    def hold(method: str, held: PublishedSource, wait_for_writers: bool, behind: Lsn) -> SlotHeld:
-        calls.append(wait_for_writers)
-        return SlotHeld(
-            "name", dataclasses.replace(BOUNDS, xmin=xmin if len(calls) == 1 else 100), held, True
-        )
 
-    monkeypatch.setattr(steps._actors, "hold", hold)
-    steps._watched(steps._hold, Hold(source, 3, False), 7)
-    steps.close()
-    assert calls == waited and failed == []
+@pytest.mark.parametrize(
+    ("cut", "waits", "waited"), [(50, False, [False, True]), (50, True, [True]), (0, False, [False])]
+)
+def test_a_snapshot_that_does_not_know_of_what_its_log_was_cut_is_taken_behind_the_writers_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, waits: bool, waited: list[bool]
+) -> None:
+    """A transaction that is open from before the last checkpoint: the sink refused each snapshot, when it was read."""
+    bounds = dataclasses.replace(BOUNDS, xmin=100)
+    behind = dataclasses.replace(bounds, writers_upto=bounds.place)
+    tables = Shortened(cut)
+    asked = holds_asked_for(tmp_path, monkeypatch, tables, bounds, behind, waits=waits)
+    assert asked == waited and behind.whole_upto >= tables.cut
 
 
 def test_the_former_generation_ends_before_the_new_one_is_committed(
@@ -175,6 +202,7 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage, done = Storage(str(tmp_path)), []
+    target = SnapshotTarget(Location("/tables/public.t7"), "snapshot-7", Conform(pa.schema([]), ()))
 
     class Tables(Told):
         def __getattr__(self, method: str) -> Any:
@@ -182,7 +210,7 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
                 done.append((method, *arguments))
                 if method == "commit":
                     raise SnapshotInterrupted("1 of 2 files of its snapshot were removed")
-                return f"the target of {arguments[0].name}" if method == "target" else None
+                return target if method == "target" else None
 
             return call
 
@@ -198,7 +226,7 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
     assert [type(event) for event in reported] == [Held, Failed]
     assert book.unfinished([]) == [] and read_taken(storage, LAYOUT) == []
     steps._release(Release(7, discarded=3))
-    assert done[-1] == ("discard", "the target of public.t7")
+    assert done[-1] == ("discard", target)
     steps._watched(steps._hold, Hold(source_of(7), 4, False), 7)
     # What a reader wrote behind the first removal.
     assert [each[0] for each in done[-2:]] == ["discard", "target"]

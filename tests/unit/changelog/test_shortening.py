@@ -13,10 +13,12 @@ from xidstream.pipeline.changelog.shortening import (
     Start,
     Stretch,
     cut_for,
+    fold_for,
     lsn_for_bytes,
     oldest_state,
     removable,
     stretches_of,
+    with_fold,
 )
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -84,12 +86,41 @@ def test_a_size_asks_for_the_oldest_files_that_are_too_much() -> None:
     assert [lsn_for_bytes(files, n) for n in (120, 119, 80, 79, 0)] == [0, 10, 10, 20, 30]
 
 
+def test_a_fold_waits_until_the_changes_that_go_for_it_have_as_many_bytes_as_the_rows_it_is_made_from() -> (
+    None
+):
+    stretches = stretches_of([generation(1, 100, 0)], [])
+    snapshot = LogFile("s", 50, 99, 99)
+    changes = [LogFile(str(lsn), 10, lsn, lsn + 9) for lsn in range(110, 200, 10)]
+    assert fold_for([snapshot, *changes], stretches, 0, 158) is None, "40 bytes would go for 50"
+    found = fold_for([snapshot, *changes], stretches, 0, 166)
+    assert found == (stretches[0], 165)
+    # The next one is made from the rows of the first.
+    folded = [with_fold(stretches[0], 165)]
+    rest = [LogFile("f", 50, 165, 165), *changes[5:]]
+    assert fold_for(rest, folded, 165, 190) is None and fold_for(rest, folded, 165, 200) is None
+    more = [*rest, LogFile("more", 10, 200, 205)]
+    assert fold_for(more, folded, 165, 206) == (folded[0], 205)
+
+
+def test_no_fold_is_made_where_it_would_free_nothing_more() -> None:
+    changes = [LogFile(str(lsn), 10, lsn, lsn + 9) for lsn in range(110, 700, 10)]
+    assert fold_for(changes, EXAMPLE, 480, 481) is None
+    assert fold_for(changes, [], 0, 600) is None, "a table without a snapshot has changes alone"
+    ended = stretches_of([generation(1, 100, 90, until=150)], [])
+    assert fold_for(changes, ended, 90, 200) is None
+    later = stretches_of([generation(1, 100, 90), generation(2, 500, 0)], [])
+    assert fold_for(changes, later, 0, 400) is None, "the later generation needs the changes"
+    assert fold_for(changes, later, 0, 600) == (later[1], 597)
+
+
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[list[Stretch], list[int]]:
     """The stretches of a table with LSNs below 60, and the commits that have rows of it."""
     generations, at, places = [], 2, []
     for number in range(draw(st.integers(0, 3))):
         at += draw(st.integers(2, 15))
+        at += at % 8 in (5, 6)  # a place is none of a fold's
         needs = draw(st.integers(0, at))
         until = draw(st.one_of(st.none(), st.integers(0, 60)))
         generations.append(generation(number, at, needs, until))
@@ -97,16 +128,28 @@ def logs(draw: st.DrawFn) -> tuple[list[Stretch], list[int]]:
     bases = (
         draw(st.lists(st.tuples(st.sampled_from(places), st.integers(1, 60)), max_size=4)) if places else []
     )
-    commits = draw(st.lists(st.integers(1, 60).filter(lambda n: n not in places), unique=True, max_size=25))
+    commits = draw(
+        st.lists(
+            st.integers(1, 60).filter(lambda n: n not in places and n % 8 != 5), unique=True, max_size=25
+        )
+    )
     return stretches_of(generations, bases), sorted(commits)
 
 
-def readable(stretches: list[Stretch], changes: set[int], there: set[int], lsn: int) -> bool:
-    """By the definition alone: some start at or below ``lsn`` has its snapshot and all changes that it needs."""
+def readable(
+    stretches: list[Stretch],
+    changes: set[int],
+    there: set[int],
+    lsn: int,
+    folds: frozenset[int] = frozenset(),
+) -> bool:
+    """By the definition alone: some start at or below ``lsn`` has its rows and all changes that it needs."""
     for stretch in stretches:
         if stretch.first <= lsn <= stretch.last:
             for i, start in enumerate(stretch.starts):
                 is_there = i > 0 or stretch.place in there
+                if start.needs in folds:
+                    is_there = start.needs in there
                 needed = {n for n in changes if start.needs < n <= lsn}
                 if start.answers_from <= lsn and is_there and needed <= there:
                     return True
@@ -134,28 +177,41 @@ def test_cuts_one_after_the_other_keep_every_state_and_change_that_was_promised(
         files.append((LogFile(str(part[0]), 1, part[0], part[-1]), set(part)))
     files += [(LogFile(f"s{s.place}", 1, s.place, s.place), {s.place}) for s in stretches]
     everything = {lsn for _, rows in files for lsn in rows}
-    told = 0
+    told, fold = 0, 0
+    folds: frozenset[int] = frozenset()
     for asked in wanted:
         cut = cut_for(asked, stretches, needed)
+        listed = [file for file, _ in files]
+        found = fold_for(listed, stretches, max(cut, told), min([asked, *needed]))
+        if found is not None and readable(
+            stretches, changes, {n for _, rows in files for n in rows}, found[1], folds
+        ):
+            stretch, cut = found
+            stretches = [with_fold(each, cut) if each is stretch else each for each in stretches]
+            folds |= {cut}
         if cut <= told:
             continue
-        gone = {file.path for file in removable([file for file, _ in files], stretches, cut)}
+        gone = {file.path for file in removable(listed, stretches, cut, fold)}
         if not gone:
             continue
         files = [(file, rows) for file, rows in files if file.path not in gone]
+        if cut in folds:
+            files.append((LogFile(f"f{cut}", 1, cut, cut), {cut}))
+            fold = cut
         told = cut
         there = {lsn for _, rows in files for lsn in rows}
         for lsn in range(asked, 61):
             before = readable(stretches, changes, everything, lsn)
-            assert readable(stretches, changes, there, lsn) == before, f"state at {lsn}"
+            after = readable(stretches, changes, there, lsn, folds)
+            assert after >= before, f"state at {lsn}"
         assert {n for n in changes if n > min([asked, *needed])} <= there
         assert {n for n in changes if n > cut} <= there
     # What the log says of itself is true: each start that it calls usable answers.
     there = {lsn for _, rows in files for lsn in rows}
     for stretch in stretches:
         for start in stretch.starts:
-            if start.is_usable(told):
-                assert readable(stretches, changes, there, start.answers_from)
+            if start.is_usable(told) and not (start.needs in folds and start.needs != fold):
+                assert readable(stretches, changes, there, start.answers_from, folds)
     oldest = oldest_state(stretches, told)
     if oldest is not None:
-        assert readable(stretches, changes, there, oldest)
+        assert readable(stretches, changes, there, oldest, folds)

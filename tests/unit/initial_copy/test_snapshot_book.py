@@ -238,6 +238,17 @@ def test_a_snapshot_contains_up_to_an_lsn_what_an_earlier_one_of_another_table_d
     assert generation is not None and generation.bounds == newest
 
 
+def test_what_a_snapshot_knows_by_its_tables_writers_is_recorded_and_taken_over_by_no_other_table(
+    storage: Storage,
+) -> None:
+    waited = dataclasses.replace(BOUNDS, writers_upto=BOUNDS.place)
+    first = book_of(storage).begin(source_of(1), waited, 0)
+    assert first is not None and first.bounds == waited
+    assert [each.generation for each in read_taken(storage, LAYOUT)] == [first]
+    later = book_of(storage).begin(source_of(2), BOUNDS, 0)
+    assert later is not None and later.bounds == BOUNDS
+
+
 def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage) -> None:
     line = GenerationLine("public.t1", 1, 3, 99, 100, GenerationState.FINISHED, is_ours=True)
     needs = book_of(storage).needs([source_of(1)], [line], LSN)

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from xidstream.pipeline.changelog.arrow_rows import in_schema, is_comparable
 from xidstream.pipeline.mirror.key_ranges import RangedKey
-from xidstream.pipeline.mirror.net_rows import NearKeys, NetRows, in_schema, is_comparable
+from xidstream.pipeline.mirror.net_rows import NearKeys, NetRows
 from xidstream.pipeline.mirror.plan import BaseFile, KeyRange, in_key_order
 
 TYPES = {"shop": pa.string(), "n": pa.int64(), "v": pa.string()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import threading
 from multiprocessing.connection import Connection
@@ -14,11 +15,15 @@ from deltalake import DeltaTable
 
 from tests.unit.delta.test_small_files import s3  # noqa: F401 - a fixture
 from tests.unit.mirror.bases import PlainMirror
+from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
+from xidstream.pipeline.changelog import small_fold
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_ranges import QueryTable
+from xidstream.pipeline.changelog.small_fold import small_table
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
+from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import (
     ComponentLost,
@@ -36,16 +41,17 @@ from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
 from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, metadata_of_source
-from xidstream.pipeline.mirror.small_fold import small_table
+from xidstream.pipeline.mirror.erased_base import erase_base
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
-from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
+from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.log_retention import LogRetention
 from xidstream.pipeline.sinks.log_shortening import LogShortening
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
+from xidstream.pipeline.spark.session import GetSession
 
 SLOT = "7/shop/orders"
 TABLE = "public.a"
@@ -87,17 +93,22 @@ class Root:
 
     def commit(self, *lsns: int) -> None:
         """Of one batch, and so in one file."""
+        self.put({lsn: ("update_postimage", lsn // 100 % 5, lsn) for lsn in lsns})
+
+    def put(self, changes: dict[int, tuple[str, int | None, int | None]]) -> None:
+        """By commit LSN: the change type, the key and the value. Of one batch."""
+        lsns = list(changes)
         rows = [
             {
-                "id": lsn // 100 % 5,
-                "v": lsn,
-                "_change_type": "update_postimage",
+                "id": key,
+                "v": value,
+                "_change_type": kind,
                 "_commit_lsn": lsn,
                 "_commit_timestamp": at_hour(lsn),
                 "_xid": 10_000 + lsn,
                 "_seq": 0,
             }
-            for lsn in lsns
+            for lsn, (kind, key, value) in changes.items()
         ]
         files = ParquetFiles(self.table.location, f"data-{lsns[0]:06d}", SCHEMA, "_commit_lsn")
         files.write(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
@@ -143,10 +154,20 @@ class Root:
     def prove(self, lsn: int) -> None:
         self.snapshots.prove(Lsn(lsn))
 
-    def shorten(self, retention: str) -> None:
-        LogShortening(
-            self.root, SLOT, self.ownership, LogRetention.parse(retention), self.snapshots.is_being_taken
-        ).shorten()
+    def shorten(self, retention: str, *, folds: bool = False, get_session: GetSession | None = None) -> None:
+        """``folds``: else the table counts as too large to be folded."""
+        shortening = LogShortening(
+            self.root,
+            SLOT,
+            self.ownership,
+            LogRetention.parse(retention),
+            self.snapshots.is_being_taken,
+            get_session,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            if not folds:
+                patch.setattr(small_fold, "SMALL_BYTES", 0)
+            shortening.shorten()
 
     @property
     def log(self) -> ChangeLog:
@@ -251,7 +272,9 @@ def test_a_size_removes_the_oldest_files(root: Location) -> None:
     check_cut_at_the_second_snapshot(made)
 
 
-def test_a_table_with_one_snapshot_and_no_base_table_is_not_cut(root: Location) -> None:
+def test_a_table_with_one_snapshot_and_no_base_table_that_cannot_be_folded_is_not_cut_and_an_event_says_why(
+    root: Location, caplog: pytest.LogCaptureFixture
+) -> None:
     made = Root(root)
     made.snapshot(1, 51, 40, truth(0))
     for lsn in COMMITS[:20]:
@@ -259,6 +282,7 @@ def test_a_table_with_one_snapshot_and_no_base_table_is_not_cut(root: Location) 
     made.prove(2_000)
     made.shorten("2h")
     assert made.log.cut_lsn(TABLE) == 0 and made.state(2000) == truth(2000)
+    assert "could not be folded: it is large" in caplog.text
 
 
 def test_base_goes_as_far_as_the_oldest_base_table_and_not_behind_the_newest(root: Location) -> None:
@@ -283,6 +307,56 @@ def test_base_goes_as_far_as_the_oldest_base_table_and_not_behind_the_newest(roo
     assert made.log.cut_lsn(TABLE) == 1200
     # The base table at the cut is forgotten, and so are the states that came from it: the log says so.
     assert made.log.oldest_lsn(TABLE) == 1200
+
+
+def test_an_erasure_takes_the_states_of_a_shortened_log_that_came_from_older_base_tables_and_the_log_says_so(
+    root: Location,
+) -> None:
+    made = Root(root)
+    made.snapshot(1, 100, 40, truth(0))
+    for lsn in COMMITS[:20]:
+        made.commit(lsn + 50)
+    made.prove(2_050)
+    mirror = PlainMirror(root, [TABLE])
+    mirror.refresh(800)
+    mirror.refresh(1200)
+    made.shorten("base")
+    assert made.log.oldest_lsn(TABLE) == 800
+    keys, held = parse_keys(["id = 1"]), {"id": [HeldIn("id", pa.int64(), "bigint")]}
+    assert erase_base(root, SLOT, TABLE, keys, held) is not None
+    assert (made.log.cut_lsn(TABLE), made.log.oldest_lsn(TABLE)) == (800, 1200)
+    with pytest.raises(PreconditionMissing, match=r"shortened up to 0/320.*oldest state.*0/4B0"):
+        made.log.table_at(TABLE, Lsn(900)).snapshot_files()
+    assert made.log.as_of(None, lsn=900).tables() == []  # type: ignore[arg-type]
+    base = made.log.table_at(TABLE, Lsn(1300)).find_base()
+    assert base is not None and base.lsn == 1200
+    assert made.log.as_of(None, lsn=1300).tables() == [TABLE]  # type: ignore[arg-type]
+
+
+def test_messages_go_with_the_transactions_but_for_those_whose_commit_lies_behind_the_cut(
+    root: Location,
+) -> None:
+    made = long_log(root)
+    columns = [TableColumn(f.name, f.type, f.name) for f in MESSAGES_SCHEMA]
+    about = OF_OWN_TABLES["_messages"]
+    messages = DeltaTableWriter.open_or_create(root.child("_messages"), "_messages", columns, about)
+
+    def told(*messages_of_file: tuple[int, int | None]) -> None:
+        rows = [
+            {"lsn": lsn, "commit_lsn": commit_lsn, "transactional": commit_lsn is not None, "prefix": "p"}
+            for lsn, commit_lsn in messages_of_file
+        ]
+        files = ParquetFiles(messages.location, f"data-{messages_of_file[0][0]:06d}", MESSAGES_SCHEMA, "lsn")
+        files.write(pa.RecordBatch.from_pylist(rows, schema=MESSAGES_SCHEMA))
+        messages.commit(files.close(), {}, "lsn", marks=made.ownership.marks, merges=False)
+
+    told((110, 200), (120, None))
+    told((130, None))
+    told((4_010, 5_100), (4_020, None))
+    told((5_110, None))
+    made.shorten("30h")
+    assert made.log.cut_lsn(TABLE) == 5_040
+    assert made.lsns("_messages", "lsn") == [4_010, 4_020, 5_110]
 
 
 def test_what_is_younger_than_an_hour_or_not_proven_stays(root: Location) -> None:
@@ -436,6 +510,10 @@ def test_a_table_waits_while_its_snapshot_is_taken_and_one_that_began_before_the
     with pytest.raises(SnapshotInterrupted, match="shortened up to 0/13B0"):
         made.snapshots.commit(generation, files.close())
     assert made.state(10_000) == truth(10_000)
+    # One that waited for the table's writers needs nothing of what was cut.
+    waited = dataclasses.replace(generation.bounds, writers_upto=generation.bounds.place)
+    assert made.snapshots.commit(dataclasses.replace(generation, bounds=waited), files.close())
+    assert made.log.generations()[TABLE][-1].bounds.contained_upto == 9_050
 
 
 def test_rows_of_a_snapshot_that_a_crash_left_without_a_line_hold_the_cut(root: Location) -> None:
@@ -484,3 +562,44 @@ def test_the_upkeep_has_the_logs_shortened_when_files_of_transactions_are_due(ro
     finally:
         upkeep.close()
     check_cut_at_the_second_snapshot(made)
+
+
+def test_the_upkeep_of_the_tables_goes_on_while_a_log_is_shortened_and_begins_no_second_time(
+    root: Location,
+) -> None:
+    made = long_log(root)
+    began, may_end, now_s = threading.Event(), threading.Event(), [0.0]
+    begun: list[int] = []
+
+    def shorten() -> None:
+        begun.append(len(begun))
+        began.set()
+        assert may_end.wait(60)
+
+    upkeep = Upkeep(DeltaRetention(), clock=lambda: now_s[0], shorten=shorten)
+
+    def pass_by(version: int) -> None:
+        """A turn of ``_transactions``, an hour later, and one of the table behind it."""
+        now_s[0] += 3_600.0
+        upkeep.note(made.transactions.location, "_transactions", "commit_lsn", version)
+        upkeep.note(made.table.location, TABLE, "_commit_lsn", version)
+
+    def is_idle() -> bool:
+        return all(each.schedule.wait_s(now_s[0]) is None for each in upkeep._tables.values())
+
+    try:
+        for location, label in ((made.transactions.location, "_transactions"), (made.table.location, TABLE)):
+            upkeep.note(location, label, "commit_lsn", 1)
+        pass_by(1_000)
+        assert began.wait(60)
+        pass_by(2_000)
+        wait_until(is_idle)
+        assert begun == [0]
+        may_end.set()
+        assert upkeep._shortening is not None
+        upkeep._shortening.join(60)
+        pass_by(3_000)
+        wait_until(lambda: begun == [0, 1])
+    finally:
+        may_end.set()
+        upkeep.close()

@@ -75,6 +75,15 @@ def test_what_committed_up_to_a_known_lsn_is_contained_however_many_xids_ago() -
     assert known.contains(Xid(16), Lsn(501)) and not known.contains(Xid(18), Lsn(501))
 
 
+def test_what_the_writers_of_a_table_tell_counts_for_its_changes_and_no_later_snapshot_takes_it_over() -> (
+    None
+):
+    waited = dataclasses.replace(bounds(100, 110, 104), writers_upto=Lsn(900))
+    assert waited.contains(Xid(104), Lsn(900)) and not waited.contains(Xid(104), Lsn(901))
+    assert (waited.whole_upto, waited.contained_upto) == (900, 0)
+    assert bounds(100, 110).knowing(None, waited.contained_upto).whole_upto == 0
+
+
 @pytest.mark.parametrize(
     ("next_xid", "earlier", "upto"),
     [(100, 0, 799), (101, 0, 0), (101, 300, 300), (100, 300, 799), (90, 900, 900)],

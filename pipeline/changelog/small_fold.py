@@ -24,7 +24,8 @@ not sent), the delete of 2 and the insert (2, 'c', null). Sorted by key the rows
 
 Rejected: DuckDB or Polars, another engine with its own idea of equality and types, for a sort and a running maximum.
 
-Plain pyarrow and numpy, no Spark, no loop over rows. Called by ``refresh``, on several threads. For logs in folders.
+Plain pyarrow and numpy, no Spark, no loop over rows. Called by ``pipeline.mirror.refresh``, on several threads, and by
+``log_fold``.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.changelog.log_table import LogFile
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, TAKE_AWAY, TEXT, in_schema, is_comparable
+from xidstream.pipeline.changelog.log_table import LogFile, opened
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
-from xidstream.pipeline.mirror.net_rows import CHANGE, TAKE_AWAY, TEXT, in_schema, is_comparable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema.rows import CHANGE_TYPES, INSERT, SNAPSHOT, TRUNCATE, UPDATE_PREIMAGE
 
@@ -69,9 +70,9 @@ def small_table(log: TableAt, fields: Sequence[pa.Field], order: Sequence[str]) 
     """The table at ``log.lsn`` in ``fields``, and ``_text`` where a row has one, by the columns ``order``. None where
     it is large, the log was cut behind its snapshot, or for Spark. Raises OSError, what pyarrow raises, and
     PreconditionMissing where rows of the snapshot are gone."""
-    if log.generation.bounds.contained_upto < log.cut:
+    if log.contained_upto < log.cut:
         return None  # the log was shortened: only a base table has what went
-    before, behind = log.snapshot_files(), log.tail_files(int(log.generation.bounds.contained_upto))
+    before, behind = log.snapshot_files(), log.tail_files(log.contained_upto)
     files = [*before, *behind]
     n_bytes, n_rows = sum(file.n_bytes for file in files), sum(file.n_rows for file in files)
     if n_bytes > SMALL_BYTES or n_rows > SMALL_ROWS:
@@ -139,12 +140,12 @@ def _schema(fields: Sequence[pa.Field]) -> pa.Schema:
 def _read(log: TableAt, file: LogFile, fields: Sequence[pa.Field]) -> pa.Table:
     """The snapshot's rows in the file, and the changes that count. The names are the shape's."""
     shape: TableShape = log.shape
-    path = f"{log.log_table.location.uri}/{file.path}"
     held = {name: column.held_in[0] for name, column in shape.columns.items()}
-    there = set(pq.read_schema(path).names)
     schema = _schema(fields)
     sources = {name: held.get(name, name) for name in schema.names}
-    read = pq.ParquetFile(path).read([each for each in sources.values() if each in there])
+    with opened(log.log_table.location, file.path) as source, pq.ParquetFile(source) as stored:
+        there = set(stored.schema_arrow.names)
+        read = stored.read([each for each in sources.values() if each in there])
     rows = in_schema(pa.table({name: read[each] for name, each in sources.items() if each in there}), schema)
     return rows.filter(_counts(log, rows))
 
@@ -153,9 +154,9 @@ def _counts(log: TableAt, rows: pa.Table) -> pa.ChunkedArray:
     """Whether a row is one of the generation's own, or a change up to the LSN that the snapshot does not contain."""
     bounds = log.generation.bounds
     lsn, is_of_snapshot = rows[_LSN], pc.equal(rows[CHANGE], SNAPSHOT)
-    own = pc.and_(is_of_snapshot, pc.equal(lsn, int(bounds.place)))
+    own = pc.and_(is_of_snapshot, pc.equal(lsn, log.place))
     change = pc.and_(pc.invert(is_of_snapshot), pc.less_equal(lsn, int(log.lsn)))
-    change = pc.and_(change, pc.greater(lsn, int(bounds.contained_upto)))
+    change = pc.and_(change, pc.greater(lsn, log.contained_upto))
     if log.left_out:
         change = pc.and_(
             change, pc.invert(pc.is_in(lsn, value_set=pa.array([int(each) for each in log.left_out])))

@@ -12,8 +12,8 @@ import pytest
 from tests.fold import folded as by_contract
 from tests.random_log import COLUMNS, Change, RandomLog
 from tests.unit.mirror.test_tail_rows import FIELDS, change, log_of
-from xidstream.pipeline.mirror import small_fold
-from xidstream.pipeline.mirror.small_fold import folded, small_table
+from xidstream.pipeline.changelog import small_fold
+from xidstream.pipeline.changelog.small_fold import folded, small_table
 
 LOG_FIELDS = [
     pa.field("id", pa.int32()),

@@ -1,0 +1,102 @@
+"""What ``xidstream tables`` and ``xidstream consumer`` do. They read the sink's Delta tables, beside a run or without
+one, and need no server and no Spark. ``consumer remove`` writes to ``_consumers`` alone."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.consumers import ConsumerPosition
+from xidstream.pipeline.errors import ConfigError, Unsupported, UsageError
+from xidstream.pipeline.pg_rules import table_label
+from xidstream.pipeline.quantities import human_bytes, human_s, visible
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.sinks.sink import check_sink_spec, parse_sink_spec
+
+
+def tables_command(config: Config, *, as_json: bool) -> None:
+    """Raises UsageError where there is no log, StorageFault."""
+    log = _log_of(config)
+    names = log.table_names()
+    rows = [(table_label(*name), *_lsns(log, name)) for name in names]
+    if as_json:
+        keys = ("table", "oldest_lsn", "cut_lsn", "problem")
+        click.echo(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], ensure_ascii=False))
+        return
+    told = [
+        (name, oldest or problem or "none can be read", "all there are" if cut is None else f"behind {cut}")
+        for name, oldest, cut, problem in rows
+    ]
+    _print(("table", "states from", "changes"), told)
+    click.echo(f"up to {log.readable_lsn} states can be read, up to {log.last_commit_lsn} changes")
+
+
+def consumers_command(config: Config, *, as_json: bool) -> None:
+    """Raises UsageError where there is no log, StorageFault."""
+    log = _log_of(config)
+    found = log.consumers()
+    if as_json:
+        rows = [
+            {"name": each.name, "lsn": str(each.lsn), "moved_at": each.moved_at.isoformat()} for each in found
+        ]
+        click.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    if not found:
+        click.echo("no consumer is registered")
+        return
+    last, now = log.last_commit_lsn, datetime.datetime.now(datetime.timezone.utc)
+    told = [_consumer(each, last, now) for each in found]
+    _print(("consumer", "processed up to", "behind", "told"), told)
+
+
+def remove_consumer_command(config: Config, name: str) -> None:
+    """Raises UsageError for one that is not registered, StorageFault."""
+    log = _log_of(config)
+    if not log.consumer(name).remove():
+        names = [each.name for each in log.consumers()]
+        near = difflib.get_close_matches(name, names, n=3)
+        hint = (
+            f"did you mean {', '.join(near)}?" if near else "`xidstream consumer list` shows those that are"
+        )
+        raise UsageError(f"consumer {name} is not registered", remedy=hint)
+    click.echo(f"consumer {name} is forgotten: what it has not read may be removed from now on")
+
+
+def _log_of(config: Config) -> ChangeLog:
+    kind, uri = parse_sink_spec(config.sink)
+    if not kind.has_states:
+        raise ConfigError(
+            f"only a Delta sink has a change log that tells this, not {redacted(config.sink)!r}",
+            remedy="give its root as --sink delta:URI",
+        )
+    check_sink_spec(config.sink)
+    return ChangeLog(uri, config.slot or None)
+
+
+def _lsns(log: ChangeLog, table: tuple[str, str]) -> tuple[str | None, str | None, str | None]:
+    """The oldest state, the cut, and why neither can be told."""
+    try:
+        oldest, cut = log.oldest_lsn(table), log.cut_lsn(table)
+    except Unsupported as error:
+        return None, None, error.message
+    return None if oldest is None else str(oldest), str(cut) if cut else None, None
+
+
+def _consumer(each: ConsumerPosition, last: int, now: datetime.datetime) -> Sequence[Any]:
+    behind = "nothing" if each.lsn >= last else f"{human_bytes(last - each.lsn)} of WAL"
+    return each.name, each.lsn, behind, f"{human_s(each.age_s(now))} ago"
+
+
+def _print(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    texts = [[visible(str(value)) for value in row] for row in (names, *rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
+        click.echo(line.rstrip())
