@@ -24,7 +24,7 @@ not sent), the delete of 2 and the insert (2, 'c', null). Sorted by key the rows
 
 Rejected: DuckDB or Polars, another engine with its own idea of equality and types, for a sort and a running maximum.
 
-Plain pyarrow and numpy, no Spark, no loop over rows. Called by ``refresh``, on several threads. For logs in folders.
+Plain pyarrow and numpy, no Spark, no loop over rows. Called by ``refresh``, on several threads.
 """
 
 from __future__ import annotations
@@ -139,12 +139,14 @@ def _schema(fields: Sequence[pa.Field]) -> pa.Schema:
 def _read(log: TableAt, file: LogFile, fields: Sequence[pa.Field]) -> pa.Table:
     """The snapshot's rows in the file, and the changes that count. The names are the shape's."""
     shape: TableShape = log.shape
-    path = f"{log.log_table.location.uri}/{file.path}"
     held = {name: column.held_in[0] for name, column in shape.columns.items()}
-    there = set(pq.read_schema(path).names)
     schema = _schema(fields)
     sources = {name: held.get(name, name) for name in schema.names}
-    read = pq.ParquetFile(path).read([each for each in sources.values() if each in there])
+    table = log.log_table.location
+    with table.open(file.path) as source:
+        parquet = pq.ParquetFile(source, pre_buffer=not table.is_local)
+        there = set(parquet.schema_arrow.names)
+        read = parquet.read([each for each in sources.values() if each in there])
     rows = in_schema(pa.table({name: read[each] for name, each in sources.items() if each in there}), schema)
     return rows.filter(_counts(log, rows))
 
