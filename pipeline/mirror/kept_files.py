@@ -34,8 +34,8 @@ LOG: Final = "_delta_log"
 
 
 def files_of_versions(location: Location, versions: Iterable[int]) -> set[str]:
-    """The files that are in any of these versions, as absolute paths or URIs. Raises what deltalake raises where one of them
-    cannot be read any more."""
+    """The files that are in any of these versions, as absolute paths or URIs. Raises what deltalake raises where one
+    of them cannot be read any more."""
     paths: set[str] = set()
     before: int | None = None
     for version in sorted(set(versions)):

@@ -81,8 +81,8 @@ class RangedKey:
         return {STATISTICS: ",".join(self.columns)}
 
     def facts_of(self, source: Any) -> FileFacts:
-        """The facts of a Parquet file, by its path on this machine or opened. Raises OSError and what pyarrow raises for
-        a file that is none."""
+        """The facts of a Parquet file, by its path on this machine or opened. Raises OSError and what pyarrow raises
+        for a file that is none."""
         footer = pq.read_metadata(source)
         lows, highs = [], []
         for name in self.columns:

@@ -7,8 +7,8 @@ compared.
 
 Rejected: pyarrow's dataset scanner, which reads ahead without a bound of ours.
 
-From a store the wanted columns of one row group come at a time, in a few large requests: so the bytes of a row group are
-in memory, too.
+From a store the wanted columns of one row group come at a time, in a few large requests: so the bytes of a row group
+are in memory, too.
 
 Plain pyarrow, no Spark. Called by ``local_swap``, ``tail_rows``, ``small_fold`` and ``refresh`` of this package.
 """
@@ -49,8 +49,9 @@ def read_pieces(
     dictionaries: Sequence[str] = (),
     row_group: int | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of a file below ``location``, or of one of its row groups, so many at a time that a piece has about ``_PIECE_BYTES``; all
-    columns, or those of ``names`` that it has. The columns ``dictionaries`` that it has come as indexes into one.
+    """The rows of a file below ``location``, or of one of its row groups, so many at a time that a piece has about
+    ``_PIECE_BYTES``; all columns, or those of ``names`` that it has. The columns ``dictionaries`` that it has come as
+    indexes into one.
 
     The footer does not say what values take that repeat in a dictionary, and are to be read without it. So the first
     rows are read for that, too.

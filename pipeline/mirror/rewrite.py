@@ -4,11 +4,13 @@ Net rows are written once, as Parquet beside the table's own files (``write_net`
 read them. Their directory goes with the refresh, or with the next vacuum.
 
 In folders Spark reads and writes the files itself, and no row passes through Python. Its wheels have no connector for
-object stores, so there pyarrow does it in the executors, as for the log (``parquet_frame``, ``WriteParts``): a task holds
-a record batch that it reads and a row group that it writes, however large its file is. Of a large swap, what comes to the driver is one count for each touched file and each
-slot. A touched file's new version is its rows without the net keys (a left anti join, the keys are broadcast), and
-behind them its net rows that are not gone. One task reads one group and writes one file, in which most rows keep their
-order. There is no shuffle of the base. Only a group that is cut into several files is sorted by ranges of the key.
+object stores, so there pyarrow does it in the executors, as for the log (``parquet_frame``, ``WriteParts``): a task
+holds a record batch that it reads and a row group that it writes, however large its file is.
+
+Of a large swap, what comes to the driver is one count for each touched file and each slot. A touched file's new version
+is its rows without the net keys (a left anti join, the keys are broadcast), and behind them its net rows that are not
+gone. One task reads one group and writes one file, in which most rows keep their order. There is no shuffle of the
+base. Only a group that is cut into several files is sorted by ranges of the key.
 
 ``mirror_session`` gives a session of its own over the user's SparkContext. Its settings are the mirror's alone, and its
 jobs have their own pool.
@@ -96,9 +98,7 @@ def set_shuffle_partitions(session: SparkSession, n_bytes: int) -> None:
     session.conf.set("spark.sql.shuffle.partitions", str(n))
 
 
-def read_files(
-    session: SparkSession, schema: pa.Schema, table: Location, paths: Sequence[str]
-) -> DataFrame:
+def read_files(session: SparkSession, schema: pa.Schema, table: Location, paths: Sequence[str]) -> DataFrame:
     """Parquet files below ``table`` in its present columns; a column that a file does not have is null."""
     if table.is_local:
         return parquet_frame(session, [f"{table.uri}/{path}" for path in paths], schema, _READ)
@@ -259,8 +259,9 @@ def _written(
 
 @dataclass(frozen=True)
 class WriteParts:
-    """For ``mapInArrow``: each partition with rows becomes a file below ``table``, and its path comes out. A task that is
-    done again writes another file, and that of the first stays for the vacuum. ``is_plain``: without dictionaries."""
+    """For ``mapInArrow``: each partition with rows becomes a file below ``table``, and its path comes out. A task that
+    is done again writes another file, and that of the first stays for the vacuum. ``is_plain``: without
+    dictionaries."""
 
     table: Location
     directory: str

@@ -31,8 +31,8 @@ _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
 def shorten_log(
     location: Location, oldest: int, now_s: float, grace_s: float, check: Callable[[], None] = lambda: None
 ) -> None:
-    """``oldest``: the oldest version that is still needed. ``now_s``: by the clock of the file system or the store. ``check`` raises
-    where this is to be given up, and is called ahead of each file. Raises OSError."""
+    """``oldest``: the oldest version that is still needed. ``now_s``: by the clock of the file system or the store.
+    ``check`` raises where this is to be given up, and is called ahead of each file. Raises OSError."""
     files = log_files(location)
     usable = (n for n, status in files.items() if _is_usable(n, oldest, status.modified_s, now_s - grace_s))
     begin = max(usable, default=None)

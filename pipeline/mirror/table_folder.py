@@ -3,9 +3,9 @@
 Whoever removes files makes the listing first, and finds out afterwards what is needed. Only what was listed is removed.
 So a file that comes later is safe, whatever is known of it.
 
-Ages are by the clock of whoever stamps the files: the file system's, which is that of a file server for a shared folder,
-or the store's. A file without a name is made there, or a small object, and its time is now. The host's clock does not
-count.
+Ages are by the clock of whoever stamps the files: the file system's, which is that of a file server for a shared
+folder, or the store's. A file without a name is made there, or a small object, and its time is now. The host's clock
+does not count.
 
 A folder goes when nothing is left in it, if it was listed and is old enough, too: one that was made a moment ago is
 empty until its first file comes. Hadoop's checksums go with their files. A store has no folders.
@@ -22,6 +22,9 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.log_tables.attempt_files import Below, store_of
@@ -67,7 +70,9 @@ class TableFolder:
         folders: dict[str, Status] = {}
         if not location.is_local:
             below = stored(location, "")
-            files = {f"{location.uri}/{path}": s for path, s in below.items() if not path.startswith(f"{LOG}/")}
+            files = {
+                f"{location.uri}/{path}": s for path, s in below.items() if not path.startswith(f"{LOG}/")
+            }
             return cls(location, now_s, files, folders)
         for folder, names_of_folders, names in os.walk(location.uri):
             if folder == location.uri and LOG in names_of_folders:
@@ -142,7 +147,9 @@ class Unneeded:
 def stored(location: Location, below: str, *, recursive: bool = True) -> dict[str, Status]:
     """The objects of a store below ``location``, by their path from there. Raises OSError."""
     infos = store_of(location).get_file_info_selector(Below(below, recursive))
-    return {i.path: Status(i.size or 0, i.mtime_ns / 1e9) for i in infos if i.is_file and i.mtime_ns is not None}
+    return {
+        i.path: Status(i.size or 0, i.mtime_ns / 1e9) for i in infos if i.is_file and i.mtime_ns is not None
+    }
 
 
 def log_files(location: Location) -> dict[str, Status]:
@@ -171,8 +178,9 @@ def _now_s(location: Location) -> float:
         with tempfile.TemporaryFile(dir=location.uri) as file:
             return _status(os.fstat(file.fileno())).modified_s
     name = f"{_CLOCK}{uuid.uuid4().hex}"
+    # Parquet: deltalake does not take what ``write`` of such a stream passes on.
     with location.create(name) as file:
-        file.write(b"-")
+        pq.write_table(pa.table({"clock": [True]}), file)
     (info,) = store_of(location).get_file_info([name])
     # What a crash leaves of it goes as any other file that nobody needs.
     with suppress(FileNotFoundError):

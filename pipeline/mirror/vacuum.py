@@ -23,9 +23,9 @@ from it stays for ``GRACE``, and what it never named for ``retention`` at least.
 
 A base table that is left out (``base_table.LEFT_OUT``) goes as a whole when it has been so for longer than
 ``retention`` and no line names it: the table was dropped or renamed, or has no snapshot that stands. One that comes
-back is built anew. A folder is renamed first, and so is never half there. A store renames nothing, and whoever deleted a
-log object by object could meet the same names anew, of a table that came back under another mirror. So there the table
-is emptied (``BaseTable.empty``): its rows go, and a few small files of its log stay.
+back is built anew. A folder is renamed first, and so is never half there. A store renames nothing, and whoever deleted
+a log object by object could meet the same names anew, of a table that came back under another mirror. So there the
+table is emptied (``BaseTable.empty``): its rows go, and a few small files of its log stay.
 
 All ages are as much longer as the process's clock may be ahead (``watched_clock``).
 
