@@ -22,10 +22,18 @@ from tests.spark.support import IDENTITY, LocalSegments, batch_of, memory_frame,
 from tests.unit.delta.test_small_files import s3 as s3
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, table_of
 from xidstream.pipeline.changelog.manifest import ManifestLine, current, newest, read_lines
+from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.base_tables import BaseTables
+from xidstream.pipeline.mirror.erased_base import (
+    ErasedBase,
+    copies_in_base,
+    erase_base,
+    keys_of_base,
+    remove_copies,
+)
 from xidstream.pipeline.mirror.refresh import Answer
 from xidstream.pipeline.mirror.table_folder import stored
 from xidstream.pipeline.mirror.vacuum import vacuum
@@ -35,6 +43,7 @@ from xidstream.pipeline.spark.frames import SinkBatch
 HOUR = datetime.timedelta(hours=1)
 AT_ONCE = datetime.timedelta(0)
 SMALL_FILES = 4 << 10
+HELD = {"id": [HeldIn("id", pa.int32(), "bigint")]}
 A = keyed("a", {"id": INT8, "name": TEXT}, "id", relid=1)
 B = keyed("b", {"id": INT8, "balance": INT8}, "id", relid=2)
 C = keyed("c", {"id": INT8, "balance": INT8}, "id", relid=3)
@@ -157,6 +166,26 @@ def test_a_table_in_a_store_that_is_left_out_is_emptied_after_the_retention_and_
     assert refreshed.tables[0].answer is Answer.BUILD
     for line in newest(lines_of(root)):
         assert as_rows(rows_at(root, line)) == log.states[log.lsn][line.table]
+
+
+def test_an_erasure_in_a_store_takes_rows_out_of_the_base_table_and_leaves_no_copy(
+    root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = PlainMirror(root)
+    for lsn in (10, 20):
+        mirror.refresh(lsn)
+    location, wanted = current(root).child(TABLE), parse_keys(["id = 1"])
+    done = erase_base(root, SLOT, TABLE, wanted, HELD)
+    assert done == ErasedBase(2, 2, 3)
+    keys = keys_of_base(location, TABLE, wanted, HELD)
+    assert keys is not None
+    left = copies_in_base(location, keys, TABLE)[0]
+    assert sorted({path.partition("/")[0] for path in left}) == ["_delta_log", "refresh-1-10", "refresh-1-20"]
+    remove_copies(root, SLOT, TABLE, keys)
+    assert copies_in_base(location, keys, TABLE)[0] == []
+    assert {row["id"] for row in table_of(root).to_pyarrow_table().to_pylist()} == {2}
+    assert [(line.slot, line.lsn, line.version) for line in read_lines(root)] == [(SLOT, 20, 3)]
+    mirror.refresh(30)
 
 
 # -- transfers ------------------------------------------------------------------------------------------
