@@ -291,7 +291,7 @@ def _is_right(root: Place, spark: Any, dsn: str) -> bool:
 
     log = ChangeLog(str(root))
     log.wait()
-    found = log.verify(spark, dsn, "transfers")
+    found = log.verify(spark, dsn, "p")
     print(found, flush=True)
     Mirror(str(root)).refresh(spark)
     last = manifest_sum(root)
