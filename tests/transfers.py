@@ -278,20 +278,20 @@ def _long_run(root: Place, folder: Path, n_manifest: int, n_as_of: int, seed: in
             finally:
                 clients.stop()
                 mirror.stop()
-            return failed or not _is_right(root, spark, source.dsn)
+            return failed or not _is_right(root, folder, spark, source.dsn)
         finally:
             query.stop()
             source.close()
 
 
-def _is_right(root: Place, spark: Any, dsn: str) -> bool:
+def _is_right(root: Place, folder: Path, spark: Any, dsn: str) -> bool:
     """Whether the log is what the source holds, and a refresh brings the base tables to it."""
     from xidstream import ChangeLog
     from xidstream.actors.mirror import Mirror
 
     log = ChangeLog(str(root))
     log.wait()
-    found = log.verify(spark, dsn, "p")
+    found = log.verify(spark, dsn, "p", staging=str(folder))
     print(found, flush=True)
     Mirror(str(root)).refresh(spark)
     last = manifest_sum(root)
