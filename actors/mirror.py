@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
@@ -37,21 +37,26 @@ _JOBS: Final = ("xidstream-mirror", "base tables")
 class Mirror:
     """Base tables of the change log below ``uri``: plain Delta tables that any engine reads, at one LSN.
 
-    ``slot`` is needed where several slots write below ``uri``. The tables are below ``uri/current``, and
-    ``uri/current/_manifest`` names the versions that belong together (docs/mirror.md).
+    ``slot`` is needed where several slots write below ``uri``. ``storage_options`` are deltalake's. The tables are
+    below ``uri/current``, and ``uri/current/_manifest`` names the versions that belong together (docs/mirror.md).
     """
 
     def __init__(
-        self, uri: str, slot: str | None = None, *, file_bytes: int = _DEFAULTS.mirror_file_bytes
+        self,
+        uri: str,
+        slot: str | None = None,
+        *,
+        file_bytes: int = _DEFAULTS.mirror_file_bytes,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        self._tables = BaseTables(uri, slot, file_bytes)
+        self._tables = BaseTables(uri, slot, file_bytes, storage_options)
         self._loop: MirrorLoop | None = None
         self._thread: threading.Thread | None = None
 
     def refresh(self, spark: SparkSession) -> Refreshed | None:
         """Bring all base tables to the newest complete commit of the log; None where there is nothing new.
 
-        ``spark``: any session that reads and writes the folder. Raises Superseded where another mirror of the slot has
+        ``spark``: any session; its executors must reach ``uri``. Raises Superseded where another mirror of the slot has
         taken over.
         """
         return self._tables.refresh(lambda: spark)

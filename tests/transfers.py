@@ -6,21 +6,25 @@ commit, and any read that mixes two moments shows another one.
 
 ``python -m tests.transfers --manifest 9500 --as-of 500`` is the long run: a server, a stream into Delta tables, a
 mirror in a process of its own that is killed (SIGKILL) again and again, and readers. It prints counts, and ends with
-status 1 at the first wrong sum. The suite has a short one (tests/e2e/test_mirror.py).
+status 1 at the first wrong sum, or where ``verify`` finds a difference at the end. ``--s3``: the tables stand in moto's
+S3. The suite has a short one (tests/e2e/test_mirror.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import random
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 import pyarrow.compute as pc
@@ -108,13 +112,21 @@ class Clients:
             session.execute(statement.format(other, other), (ids[1], amount, amount))  # type: ignore[arg-type]
 
 
-def manifest_sum(root: Path) -> tuple[int, int] | None:
+Place: TypeAlias = "Path | str"
+"""A folder, or the URI of a store whose credentials are in the environment."""
+
+
+def is_table(place: str) -> bool:
+    return bool(DeltaTable.is_deltatable(place))
+
+
+def manifest_sum(root: Place) -> tuple[int, int] | None:
     """The newest moment that the manifest names, as any engine reads it: its LSN and the sum of all balances. None
     where there is none yet."""
-    current = root / "current"
-    if not (current / "_manifest" / "_delta_log").exists():
+    current = f"{root}/current"
+    if not is_table(f"{current}/_manifest"):
         return None
-    lines = DeltaTable(str(current / "_manifest")).to_pyarrow_table().to_pylist()
+    lines = DeltaTable(f"{current}/_manifest").to_pyarrow_table().to_pylist()
     if not lines:
         return None
     last = max(line["lsn"] for line in lines)
@@ -122,12 +134,12 @@ def manifest_sum(root: Path) -> tuple[int, int] | None:
     named = [line for line in lines if line["lsn"] == last]
     assert sorted(line["table"] for line in named) == ["public.a", "public.b"], named
     for line in named:
-        table = DeltaTable(str(current / line["directory"]), version=line["version"])
+        table = DeltaTable(f"{current}/{line['directory']}", version=line["version"])
         total += pc.sum(table.to_pyarrow_table(columns=["balance"])["balance"]).as_py()
     return last, total
 
 
-def as_of_sum(root: Path, spark: Any) -> tuple[int, int]:
+def as_of_sum(root: Place, spark: Any) -> tuple[int, int]:
     """The newest moment of the log that can be read, as ``ChangeLog`` reads it."""
     from xidstream import ChangeLog
 
@@ -141,8 +153,9 @@ class KilledMirror:
 
     Five minutes are longer than any reader of this test takes."""
 
-    def __init__(self, root: Path, seed: int) -> None:
+    def __init__(self, root: Place, folder: Path, seed: int) -> None:
         self._root = root
+        self._log = folder / "mirror.log"
         self._dice = random.Random(seed)
         self._stop = threading.Event()
         self.n_kills = 0
@@ -153,7 +166,7 @@ class KilledMirror:
 
     def _run(self) -> None:
         place = ["--sink", f"delta:{self._root}", "--every", "1s", "--vacuum", "--mirror-retention", "5min"]
-        path = self._root.parent / "mirror.log"
+        path = self._log
         while not self._stop.is_set():
             with path.open("ab") as log:
                 process = subprocess.Popen(
@@ -202,17 +215,44 @@ def main() -> None:
     parser.add_argument("--as-of", type=int, default=500, help="reads by ChangeLog.as_of in Spark")
     parser.add_argument("--pause-s", type=float, default=0.1, help="of a client, between two transactions")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--s3", action="store_true", help="the tables stand in an S3 of moto's, in a process of its own"
+    )
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="xs-transfers-") as folder:
-        failed = _long_run(Path(folder), options.manifest, options.as_of, options.seed, options.pause_s)
+    with (
+        tempfile.TemporaryDirectory(prefix="xs-transfers-") as folder,
+        s3_root() if options.s3 else nullcontext(Path(folder) / "delta") as root,
+    ):
+        failed = _long_run(root, Path(folder), options.manifest, options.as_of, options.seed, options.pause_s)
     raise SystemExit(1 if failed else 0)
 
 
-def _long_run(folder: Path, n_manifest: int, n_as_of: int, seed: int, pause_s: float) -> bool:
+@contextmanager
+def s3_root() -> Iterator[str]:
+    """Below a bucket of a server that ends with this; the environment says where it is, also to child processes."""
+    from tests.unit.delta.test_small_files import serve_s3
+
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    settings = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": "us-east-1"}
+    os.environ.update(settings)
+    process = context.Process(target=serve_s3, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    port, bucket = ours.recv()
+    os.environ.update({"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true"})
+    try:
+        yield f"s3://{bucket}/delta"
+    finally:
+        ours.close()
+        process.terminate()
+        process.join()
+
+
+def _long_run(root: Place, folder: Path, n_manifest: int, n_as_of: int, seed: int, pause_s: float) -> bool:
     from benchmarks.source import Source, server
     from xidstream import ChangeStream, spark_session
 
-    root = folder / "delta"
     with server() as running:
         source = Source(running, "transfers")
         for statement in filter(str.strip, SCHEMA.split(";")):
@@ -231,34 +271,59 @@ def _long_run(folder: Path, n_manifest: int, n_as_of: int, seed: int, pause_s: f
         while has_no_snapshots(root) or not is_known(root):
             assert query.isActive, query.exception()
             time.sleep(1)
-        mirror = KilledMirror(root, seed)
+        mirror = KilledMirror(root, folder, seed)
         try:
-            return _read(root, spark, n_manifest, n_as_of, clients, mirror, query)
+            try:
+                failed = _read(root, spark, n_manifest, n_as_of, clients, mirror, query)
+            finally:
+                clients.stop()
+                mirror.stop()
+            return failed or not _is_right(root, folder, spark, source.dsn)
         finally:
-            clients.stop()
-            mirror.stop()
             query.stop()
             source.close()
 
 
-def has_no_snapshots(root: Path) -> bool:
+def _is_right(root: Place, folder: Path, spark: Any, dsn: str) -> bool:
+    """Whether the log is what the source holds, and a refresh brings the base tables to it."""
+    from xidstream import ChangeLog
+    from xidstream.actors.mirror import Mirror
+
+    log = ChangeLog(str(root))
+    log.wait()
+    found = log.verify(spark, dsn, "p", staging=str(folder))
+    print(found, flush=True)
+    Mirror(str(root)).refresh(spark)
+    last = manifest_sum(root)
+    print(f"base tables at the end: {last}", flush=True)
+    with psycopg.connect(dsn) as session:
+        held = {t: sorted(session.execute(f"select id, balance, note from {t}")) for t in ("a", "b")}  # type: ignore[arg-type]
+    there = {
+        t: sorted(
+            (row["id"], row["balance"], row["note"])
+            for row in DeltaTable(f"{root}/current/public.{t}").to_pyarrow_table().to_pylist()
+        )
+        for t in held
+    }
+    return bool(found.is_equal) and last is not None and last[1] == TOTAL and there == held
+
+
+def has_no_snapshots(root: Place) -> bool:
     """Whether the log has no snapshot of both tables yet, so that a mirror has nothing to do."""
-    folder = root / "_snapshots"
-    if not (folder / "_delta_log").exists():
-        return True
-    return DeltaTable(str(folder)).to_pyarrow_table().num_rows < 2
+    folder = f"{root}/_snapshots"
+    return not is_table(folder) or DeltaTable(folder).to_pyarrow_table().num_rows < 2
 
 
-def is_known(root: Path) -> bool:
+def is_known(root: Place) -> bool:
     """Whether the newest moment that can be read is behind both snapshots."""
     from xidstream import ChangeLog
 
-    lines = DeltaTable(str(root / "_snapshots")).to_pyarrow_table(columns=["valid_from"])
+    lines = DeltaTable(f"{root}/_snapshots").to_pyarrow_table(columns=["valid_from"])
     return int(ChangeLog(str(root)).readable_lsn) >= pc.max(lines["valid_from"]).as_py()
 
 
 def _read(
-    root: Path, spark: Any, n_manifest: int, n_as_of: int, clients: Clients, mirror: KilledMirror, query: Any
+    root: Place, spark: Any, n_manifest: int, n_as_of: int, clients: Clients, mirror: KilledMirror, query: Any
 ) -> bool:
     n = {"manifest": 0, "as_of": 0}
     wrong: list[tuple[str, int, int]] = []

@@ -227,7 +227,8 @@ def mirror(config_file: Path | None, every: str | None, vacuum: bool | None, **o
 
     They are below URI/current, one for each table that has a snapshot, with its own columns alone. All are at one
     commit, and URI/current/_manifest names the versions that belong together. Only files with changed keys are
-    written anew. It needs the sink's folder, and no server. --slot tells which log, where several slots write to it.
+    written anew. It needs the sink's folder or store, and no server. --slot tells which log, where several slots
+    write to it.
 
     A slot's base tables have one mirror at a time: the one that began last. `run --mirror-every` is one, too.
     """

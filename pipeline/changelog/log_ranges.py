@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, opened, reading
+from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, reading
 from xidstream.pipeline.changelog.shapes import layout_lsns, shape_at
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.errors import Unsupported, UsageError
@@ -83,7 +83,7 @@ class FileRange:
 
         location = Location(self.uri, storage_options)
         for path in self.paths:
-            with reading(f"a file of Delta table {self.table}"), opened(location, path) as file:
+            with reading(f"a file of Delta table {self.table}"), location.open(path) as file:
                 parquet = pq.ParquetFile(file)
                 groups = range(self.slice, parquet.num_row_groups, self.n_slices)
                 wanted = ["_commit_lsn", "_change_type", *(n for c in self.columns for n in c.held_in)]

@@ -147,7 +147,7 @@ class LogTable:
     def read_file(self, file: LogFile, names: Sequence[str], wanted: pc.Expression) -> pa.Table:
         """The rows of one file that ``wanted`` lets through. Row groups that have none by their own statistics are
         not read."""
-        with opened(self.location, file.path) as source:
+        with self.location.open(file.path) as source:
             fragment = self._format.make_fragment(source)
             return fragment.to_table(schema=self.schema, columns=list(names), filter=wanted)
 
@@ -157,11 +157,6 @@ class LogTable:
 
         options = ds.ParquetFragmentScanOptions(pre_buffer=True, page_checksum_verification=True)
         return ds.ParquetFileFormat(default_fragment_scan_options=options)
-
-
-def opened(location: Location, path: str) -> Any:
-    """A file below ``location`` to read from, as a context. Raises OSError."""
-    return location.open(path)
 
 
 def rows_of_files(

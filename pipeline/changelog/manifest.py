@@ -156,7 +156,7 @@ def base_of(root: Location, line: ManifestLine) -> Base | None:
         return None
     except DeltaError:
         newest = DeltaTable(location.uri, storage_options=location.storage_options)
-        if newest.version() < line.version or not _has_commit(location, line.version):
+        if newest.version() < line.version or not has_commit(location, line.version):
             return None
         raise
     mark = f"mirror/{line.slot}"
@@ -166,7 +166,8 @@ def base_of(root: Location, line: ManifestLine) -> Base | None:
     return Base(tuple(table.file_uris()), line.lsn, line.version, location)
 
 
-def _has_commit(location: Location, version: int) -> bool:
+def has_commit(location: Location, version: int) -> bool:
+    """Whether the log of the table at ``location`` has the commit of this version."""
     try:
         location.read(f"_delta_log/{version:020d}.json")
     except FileNotFoundError:

@@ -10,7 +10,7 @@ takes some milliseconds. ``folded`` states the rule of ``pipeline.changelog.fold
 
 It answers None for the rest, which Spark folds: keys that change in a tail that lacks values, keys that Arrow compares
 in another way than PostgreSQL, keys with a null, changed rows without a key, a column whose values several Delta
-columns hold. Tests hold the two against each other on random logs (tests/spark/test_small_fold.py).
+columns hold. Tests hold the two against each other on random logs (tests/unit/changelog/test_small_fold.py).
 
 An example, with the key ``id``. The snapshot has (1, 'a', big) and (2, 'b', big). Behind it come the update (1, 'x',
 not sent), the delete of 2 and the insert (2, 'c', null). Sorted by key the rows are::
@@ -41,7 +41,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xidstream.pipeline.changelog.arrow_rows import CHANGE, TAKE_AWAY, TEXT, in_schema, is_comparable
-from xidstream.pipeline.changelog.log_table import LogFile, opened
+from xidstream.pipeline.changelog.log_table import LogFile
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.pg import Lsn, Xid
@@ -143,9 +143,11 @@ def _read(log: TableAt, file: LogFile, fields: Sequence[pa.Field]) -> pa.Table:
     held = {name: column.held_in[0] for name, column in shape.columns.items()}
     schema = _schema(fields)
     sources = {name: held.get(name, name) for name in schema.names}
-    with opened(log.log_table.location, file.path) as source, pq.ParquetFile(source) as stored:
-        there = set(stored.schema_arrow.names)
-        read = stored.read([each for each in sources.values() if each in there])
+    table = log.log_table.location
+    with table.open(file.path) as source:
+        parquet = pq.ParquetFile(source, pre_buffer=not table.is_local)
+        there = set(parquet.schema_arrow.names)
+        read = parquet.read([each for each in sources.values() if each in there])
     rows = in_schema(pa.table({name: read[each] for name, each in sources.items() if each in there}), schema)
     return rows.filter(_counts(log, rows))
 

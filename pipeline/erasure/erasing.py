@@ -139,9 +139,7 @@ def erase(
         done = erase_rows(
             found.location, label, log.application_id, keys, int(record.upto_lsn), settings.check
         )
-        base = None
-        if log.root.is_local:
-            base = erase_base(log.root, log.application_id, label, keys, held, settings.check)
+        base = erase_base(log.root, log.application_id, label, keys, held, settings.check)
         copies, cleared = _copies(places, label, keys, record, settings)
     except Exception as error:
         raise fault_of(error, f"erasing from table {label}") from error
@@ -183,8 +181,7 @@ def look(places: Places, record: ErasureRecord) -> ErasureRecord:
         for where in (LOG, BASE)
     }
     late = [Copy(IN_WORK, p) for p in in_work(found.location, label, int(record.upto_lsn), known[LOG])]
-    if places.log.root.is_local:
-        late += [Copy(IN_WORK, path) for path in in_work_in_base(base, label, known[BASE])]
+    late += [Copy(IN_WORK, path) for path in in_work_in_base(base, label, known[BASE])]
     copies = (*of_tables, *late, *_in_storage(places, record))
     if copies == record.copies and copies:
         return record
@@ -234,16 +231,15 @@ def _copies(
     upto = int(record.upto_lsn)
     stays, clear = copies_in_log(found.location, label, keys, upto, at_once=settings.at_once)
     copies, cleared = [Copy(LOG, path) for path in stays], [Copy(LOG, path) for path in clear]
-    if log.root.is_local:
-        base = base_location(log.root, label)
-        held = rows_of_keys(keys, found.columns, found.properties, label).held
-        wanted = keys_of_base(base, label, keys, held)
-        if wanted is not None:
-            if settings.at_once:
-                remove_copies(log.root, log.application_id, label, wanted)
-            stays, clear = copies_in_base(base, wanted, label)
-            copies += [Copy(BASE, path) for path in stays]
-            cleared += [Copy(BASE, path) for path in clear]
+    base = base_location(log.root, label)
+    held = rows_of_keys(keys, found.columns, found.properties, label).held
+    wanted = keys_of_base(base, label, keys, held)
+    if wanted is not None:
+        if settings.at_once:
+            remove_copies(log.root, log.application_id, label, wanted)
+        stays, clear = copies_in_base(base, wanted, label)
+        copies += [Copy(BASE, path) for path in stays]
+        cleared += [Copy(BASE, path) for path in clear]
     return (*copies, *_in_storage(places, record)), tuple(cleared)
 
 

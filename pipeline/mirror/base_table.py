@@ -52,6 +52,12 @@ class NewFile:
     size_bytes: int
     facts: FileFacts
 
+    @classmethod
+    def written(cls, table: Location, path: str, key: RangedKey) -> NewFile:
+        """What is to be said of a file that stands there. Raises OSError and what pyarrow raises."""
+        with table.open(path) as file:
+            return cls(path, int(file.size()), key.facts_of(file))
+
 
 @dataclass(frozen=True)
 class MirrorMarks:
@@ -67,6 +73,10 @@ class MirrorMarks:
     @property
     def place_id(self) -> str:
         return f"{self.lsn_id}/place"
+
+    @property
+    def emptied_id(self) -> str:
+        return f"{self.lsn_id}/emptied"
 
     def versions(self, lsn: int, place: int) -> dict[str, int]:
         return {self.lsn_id: lsn, self.place_id: place, f"{self.lsn_id}/owner": self.owner}
@@ -112,8 +122,9 @@ class BaseTable:
 
     @property
     def lsn(self) -> int:
-        """To which its last commit brought it; 0 for a table that was never filled."""
-        return self._writer.watermark(self._marks.lsn_id)
+        """To which its last commit brought it; 0 for a table that was never filled, or was emptied since."""
+        found = self._writer.watermark(self._marks.lsn_id)
+        return NOTHING if found == self._writer.watermark(self._marks.emptied_id) else found
 
     @property
     def place(self) -> int:
@@ -191,6 +202,12 @@ class BaseTable:
     ) -> None:
         """Put ``new`` in the place of all there is, with other columns."""
         self._swap(new, key, None, lsn, place, [_target(field) for field in fields])
+
+    def empty(self) -> None:
+        """Take all rows out of a table that is left out: the next refresh that has a state of it builds it anew."""
+        lsn = self._writer.watermark(self._marks.lsn_id)
+        marks = {**self._marks.versions(lsn, self.place), self._marks.emptied_id: lsn}
+        self._writer.swap([], None, marks)
 
     def _swap(
         self,

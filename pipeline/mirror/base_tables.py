@@ -20,7 +20,6 @@ Called by ``actors.mirror``, from any thread.
 from __future__ import annotations
 
 import datetime
-import os
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import TableGeneration, generation_at
-from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current
+from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current, has_commit
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.errors import (
     ComponentLost,
@@ -47,14 +46,12 @@ from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
-from xidstream.pipeline.mirror.kept_files import commit_path
 from xidstream.pipeline.mirror.pieces import THREADS
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresh, TableRefresher, directory_of
 from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.mirror.vacuum import vacuum
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import labelled_table, table_label
-from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.spark_errors import fault_of
 
 if TYPE_CHECKING:
@@ -86,17 +83,17 @@ class Refreshed:
 
 
 class BaseTables:
-    """The base tables of the log below ``uri``. ``slot`` must be given where there are several. Raises XidstreamErrors
-    alone."""
+    """The base tables of the log below ``uri``. ``slot`` must be given where there are several. ``storage_options`` are
+    deltalake's. Raises XidstreamErrors alone."""
 
-    def __init__(self, uri: str, slot: str | None, file_bytes: int) -> None:
-        root = Location.parse(uri)
-        if not root.is_local:
-            raise Unsupported(
-                f"base tables are written by Spark, whose wheels have no connector for {redacted(root.uri)}",
-                remedy="give the sink a folder that all executors share",
-            )
-        self._root = root
+    def __init__(
+        self,
+        uri: str,
+        slot: str | None,
+        file_bytes: int,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._root = Location.parse(uri, dict(storage_options) if storage_options else None)
         self._slot = slot
         self._file_bytes = file_bytes
         self._manifest: ManifestWriter | None = None
@@ -132,7 +129,7 @@ class BaseTables:
         retention = datetime.timedelta(seconds=retention_s)
         try:
             with self._alone(check):
-                log = ChangeLog(self._root.uri, self._slot)
+                log = self._log()
                 manifest = self._claimed(log)
                 for _ in range(ATTEMPTS):
                     try:
@@ -154,6 +151,9 @@ class BaseTables:
         finally:
             self._busy.release()
 
+    def _log(self) -> ChangeLog:
+        return ChangeLog(self._root.uri, self._slot, self._root.storage_options)
+
     def _claimed(self, log: ChangeLog) -> ManifestWriter:
         if self._manifest is None:
             manifest = ManifestWriter(self._root, log.application_id)
@@ -164,7 +164,7 @@ class BaseTables:
     def _refresh(self, session: GetSession, check: Callable[[], None]) -> Refreshed | None:
         began_s = time.monotonic()
         self._ages.look()
-        log = ChangeLog(self._root.uri, self._slot)
+        log = self._log()
         manifest = self._claimed(log)
         manifest.check()
         n_erasures = manifest.n_erasures
@@ -273,7 +273,7 @@ def _untouched(
             generation = generation_at(line.table, generations.get(line.table, []), lsn)
             is_same = (generation.number, int(generation.bounds.place)) == (line.generation, line.place)
             location = current(root).child(line.directory)
-            if is_same and not os.path.exists(commit_path(location, line.version + 1)):
+            if is_same and not has_commit(location, line.version + 1):
                 yield line
 
 

@@ -16,14 +16,13 @@ is done again. The mirror goes on, with its number.
 ``mirror/SLOT/erased`` of a base table is the version of the last such commit that took a row out: what the manifest
 names below it is to be taken back. So a crash between two steps is mended by doing it all again.
 
-For folders only, as the mirror. deltalake and pyarrow, no Spark. Called by ``pipeline.erasure``.
+deltalake and pyarrow, no Spark. Called by ``pipeline.erasure``.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -50,7 +49,7 @@ from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import write_file
 from xidstream.pipeline.mirror.short_log import shorten_log
 from xidstream.pipeline.mirror.swap import new_directory
-from xidstream.pipeline.mirror.table_folder import TableFolder
+from xidstream.pipeline.mirror.table_folder import TableFolder, log_files, remove_file
 from xidstream.pipeline.pg_rules import labelled_table
 
 ATTEMPTS: Final = 20
@@ -118,7 +117,7 @@ def erase_base(
             writer = DeltaTableWriter.open(location, label)
             assert writer is not None
             ManifestWriter(root, slot).take_back(
-                os.path.basename(location.uri), writer.watermark(_erased_id(slot)), done.version
+                location.uri.rpartition("/")[2], writer.watermark(_erased_id(slot)), done.version
             )
             if done.n_rows:
                 writer.checkpoint()
@@ -173,13 +172,13 @@ def remove_copies(root: Location, slot: str, label: str, keys: RowsOfKeys) -> No
     writer = DeltaTableWriter.open(location, label)
     if writer is None:
         return
-    directory = os.path.basename(location.uri)
+    directory = location.uri.rpartition("/")[2]
     manifest = ManifestWriter(root, slot)
     manifest.forget_retired(directory)
     for path in copies_in_base(location, keys, label)[0]:
         if not path.startswith(f"{LOG}/"):
             with suppress(FileNotFoundError):
-                os.unlink(os.path.join(location.uri, path))
+                remove_file(location, path)
     named = [line.version for line in manifest.lines() if line.directory == directory]
     now_s = TableFolder.listed(location).now_s
     shorten_log(location, min([writer.version, *named]), now_s, 0.0)
@@ -198,11 +197,11 @@ def _rewritten(
     check: Callable[[], None],
 ) -> ErasedBase:
     owner_id = f"mirror/{slot}/owner"
-    if writer.watermark(f"mirror/{slot}") == NOTHING:
+    base = BaseTable(writer, location, MirrorMarks(slot, writer.watermark(owner_id)))
+    if base.lsn == NOTHING:
         # A first refresh is at work.
         writer.swap([], [], {owner_id: writer.watermark(owner_id)})
         return ErasedBase(0, 0, writer.version)
-    base = BaseTable(writer, location, MirrorMarks(slot, writer.watermark(owner_id)))
     types = {field.name: field.type for field in base.fields}
     ranged = RangedKey.of(json.loads(writer.property_of(f"{PREFIX}key") or "[]"), types)
     schema = pa.schema(base.fields)
@@ -221,8 +220,7 @@ def _rewritten(
             removed.append(file)
             pieces = (in_schema(rows, schema) for rows, _ in _pieces(location, file.path, keys))
             for path in write_file(location, f"{directory}/{i:05d}.parquet", pieces, True, schema, check):
-                absolute = base.absolute(path)
-                new.append(NewFile(path, os.path.getsize(absolute), ranged.facts_of(absolute)))
+                new.append(NewFile.written(location, path, ranged))
         location.sync_folders([file.path for file in new])
         base.replace(new, ranged, removed, base.lsn, base.place, erases=bool(removed))
         is_named = True
@@ -241,8 +239,8 @@ def _discard(location: Location, label: str, directory: str) -> None:
 
 def _pieces(location: Location, path: str, keys: RowsOfKeys) -> Iterator[tuple[pa.Table, int]]:
     """The rows of a file without those of the keys, piece by piece, and how many these were."""
-    with pq.ParquetFile(os.path.join(location.uri, path)) as file:
-        for rows in file.iter_batches():
+    with location.open(path) as file:
+        for rows in pq.ParquetFile(file).iter_batches():
             goes = keys.among(rows)
             kept = rows.filter(pc.invert(goes))
             yield pa.Table.from_batches([kept]), rows.num_rows - kept.num_rows
@@ -254,21 +252,23 @@ def _pieces(location: Location, path: str, keys: RowsOfKeys) -> Iterator[tuple[p
 def _log_files_with(location: Location, keys: RowsOfKeys, version: int) -> list[str]:
     """The log's files ahead of ``version`` with a key as a bound of a file."""
     found = []
-    for name in sorted(os.listdir(os.path.join(location.uri, LOG))):
-        path = os.path.join(location.uri, LOG, name)
+    for name in sorted(log_files(location)):
+        path = f"{LOG}/{name}"
         commit, checkpoint = _COMMIT.fullmatch(name), _CHECKPOINT.fullmatch(name)
         try:
             if commit and int(commit[1]) < version:
-                with open(path, "rb") as file:
-                    adds = [json.loads(line)["add"] for line in file if line.startswith(b'{"add"')]
+                lines = location.read(path).splitlines()
+                adds = [json.loads(line)["add"] for line in lines if line.startswith(b'{"add"')]
             elif checkpoint and int(checkpoint[1]) < version:
-                adds = [add for add in pq.read_table(path, columns=["add"])["add"].to_pylist() if add]
+                with location.open(path) as file:
+                    told = pq.read_table(file, columns=["add"])["add"]
+                adds = [add for add in told.to_pylist() if add]
             else:
                 continue
         except FileNotFoundError:
             continue
         if any(_is_bound(keys, _bounds(add)) for add in adds):
-            found.append(f"{LOG}/{name}")
+            found.append(path)
     return found
 
 

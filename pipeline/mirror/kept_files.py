@@ -13,7 +13,7 @@ command that refreshes once has no other.
 A vacuum removes commits that no kept version needs (``short_log``), and nothing else does (``KEEPS_ITS_LOG``). If
 another engine has done so all the same, the version behind the gap is opened, which a checkpoint allows.
 
-Called by ``pipeline.mirror.vacuum``. For folders only.
+Called by ``pipeline.mirror.vacuum``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LOG: Final = "_delta_log"
 
 
 def files_of_versions(location: Location, versions: Iterable[int]) -> set[str]:
-    """The files that are in any of these versions, as absolute paths. Raises what deltalake raises where one of them
-    cannot be read any more."""
+    """The files that are in any of these versions, as absolute paths or URIs. Raises what deltalake raises where one
+    of them cannot be read any more."""
     paths: set[str] = set()
     before: int | None = None
     for version in sorted(set(versions)):
@@ -45,12 +45,14 @@ def files_of_versions(location: Location, versions: Iterable[int]) -> set[str]:
     return {os.path.join(location.uri, path) for path in paths}
 
 
-def commit_path(location: Location, version: int) -> str:
-    return f"{location.uri}/{LOG}/{version:020d}.json"
+def commit_name(version: int) -> str:
+    """The commit's file, relative to the table."""
+    return f"{LOG}/{version:020d}.json"
 
 
 def _files_of(location: Location, version: int) -> set[str]:
-    files = pa.table(DeltaTable(location.uri, version=version).get_add_actions(flatten=True))
+    table = DeltaTable(location.uri, version=version, storage_options=location.storage_options)
+    files = pa.table(table.get_add_actions(flatten=True))
     return set(map(unquote, files["path"].to_pylist()))
 
 
@@ -59,10 +61,10 @@ def _added_between(location: Location, before: int, version: int) -> set[str] | 
     paths: set[str] = set()
     for commit in range(before + 1, version + 1):
         try:
-            with open(commit_path(location, commit), "rb") as file:
-                actions = [json.loads(line) for line in file if line.strip()]
+            lines = location.read(commit_name(commit)).splitlines()
         except FileNotFoundError:
             return None
+        actions = [json.loads(line) for line in lines if line.strip()]
         paths -= {unquote(action["remove"]["path"]) for action in actions if "remove" in action}
         paths |= {unquote(action["add"]["path"]) for action in actions if "add" in action}
     return paths

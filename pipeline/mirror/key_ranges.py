@@ -80,10 +80,10 @@ class RangedKey:
         """What the table must say of its statistics."""
         return {STATISTICS: ",".join(self.columns)}
 
-    def facts_of(self, path: str) -> FileFacts:
-        """The facts of a Parquet file on this machine. Raises OSError and what pyarrow raises for a file that is
-        none."""
-        footer = pq.read_metadata(path)
+    def facts_of(self, source: Any) -> FileFacts:
+        """The facts of a Parquet file, by its path on this machine or opened. Raises OSError and what pyarrow raises
+        for a file that is none."""
+        footer = pq.read_metadata(source)
         lows, highs = [], []
         for name in self.columns:
             bounds = _bounds(footer, name)

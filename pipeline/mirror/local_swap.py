@@ -39,6 +39,7 @@ from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.pieces import (
     DICTIONARY_BYTES,
     THREADS,
+    footer_of,
     read_pieces,
     repeating_texts,
     with_dictionaries,
@@ -124,10 +125,7 @@ class LocalSwap:
         return write_file(self.table, path, tables, repeating, like.schema, self.check)
 
     def _footer(self, file: int) -> pq.FileMetaData:
-        return pq.read_metadata(self._path(file))
-
-    def _path(self, file: int) -> str:
-        return f"{self.table.uri}/{self.files[file].path}"
+        return footer_of(self.table, self.files[file].path)
 
     def _repeating(self, footer: pq.FileMetaData) -> list[str]:
         """The columns that are written with a dictionary: those that have one in a file before, and new ones. It pays
@@ -143,7 +141,7 @@ class LocalSwap:
         texts = _indexed(arriving.schema)
         for i in group.files:
             keys = self.net.keys_near(self.files[i])
-            for rows in read_pieces(self._path(i), dictionaries=texts):
+            for rows in read_pieces(self.table, self.files[i].path, dictionaries=texts):
                 yield keys.without(in_schema(rows, arriving.schema))
         yield arriving
 

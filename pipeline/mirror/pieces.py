@@ -7,7 +7,10 @@ compared.
 
 Rejected: pyarrow's dataset scanner, which reads ahead without a bound of ours.
 
-Plain pyarrow, no Spark. Called by ``local_swap``, ``tail_rows`` and ``refresh`` of this package.
+From a store the wanted columns of one row group come at a time, in a few large requests: so the bytes of a row group
+are in memory, too.
+
+Plain pyarrow, no Spark. Called by ``local_swap``, ``tail_rows``, ``small_fold`` and ``refresh`` of this package.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from xidstream.pipeline.log_tables.locations import Location
+
 THREADS: Final = max(1, min(4, os.cpu_count() or 1))
 """The threads of this process that read or write at a time: no more than there are processors, and 4 at most."""
 DICTIONARY_BYTES: Final = 1 << 20
@@ -31,34 +36,45 @@ _PIECE_BYTES: Final = 32 << 20
 _PIECE_ROWS: Final = 32 << 10
 
 
+def footer_of(location: Location, path: str) -> pq.FileMetaData:
+    """The footer of a file below ``location``. Raises OSError and what pyarrow raises."""
+    with location.open(path) as source:
+        return pq.read_metadata(source)
+
+
 def read_pieces(
+    location: Location,
     path: str,
     names: Sequence[str] | None = None,
     dictionaries: Sequence[str] = (),
     row_group: int | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of a file, or of one of its row groups, so many at a time that a piece has about ``_PIECE_BYTES``; all
-    columns, or those of ``names`` that it has. The columns ``dictionaries`` that it has come as indexes into one.
+    """The rows of a file below ``location``, or of one of its row groups, so many at a time that a piece has about
+    ``_PIECE_BYTES``; all columns, or those of ``names`` that it has. The columns ``dictionaries`` that it has come as
+    indexes into one.
 
     The footer does not say what values take that repeat in a dictionary, and are to be read without it. So the first
     rows are read for that, too.
     """
-    footer = pq.read_metadata(path)
-    there = set(footer.schema.to_arrow_schema().names)
-    indexes = [name for name in dictionaries if name in there]  # pyarrow takes no others
-    with pq.ParquetFile(path, metadata=footer, read_dictionary=indexes) as file:
+    is_stored = not location.is_local
+    with location.open(path) as source:
+        footer = pq.read_metadata(source)
+        there = set(footer.schema.to_arrow_schema().names)
+        indexes = [name for name in dictionaries if name in there]  # pyarrow takes no others
+        file = pq.ParquetFile(source, metadata=footer, read_dictionary=indexes, pre_buffer=is_stored)
         columns = None if names is None else [name for name in names if name in there]
         groups = list(range(footer.num_row_groups)) if row_group is None else [row_group]
         chosen = [footer.row_group(i) for i in groups]
         n_bytes = sum(group.total_byte_size for group in chosen)
         n_rows = _PIECE_BYTES * sum(group.num_rows for group in chosen) // max(1, n_bytes)
         if chosen and _hides_bytes(chosen[0], columns, dictionaries):
-            for first in file.iter_batches(_PROBE_ROWS, row_groups=groups, columns=columns):
+            for first in file.iter_batches(_PROBE_ROWS, row_groups=groups[:1], columns=columns):
                 n_rows = min(n_rows, _PIECE_BYTES * first.num_rows // max(1, first.nbytes))
                 break
         n_rows = max(1, min(_PIECE_ROWS, n_rows))
-        for batch in file.iter_batches(n_rows, row_groups=groups, columns=columns):
-            yield pa.Table.from_batches([batch])
+        for together in [[group] for group in groups] if is_stored else [groups]:
+            for batch in file.iter_batches(n_rows, row_groups=together, columns=columns):
+                yield pa.Table.from_batches([batch])
 
 
 def repeating_texts(footers: Sequence[pq.FileMetaData], schema: pa.Schema, key: Iterable[str]) -> list[str]:

@@ -30,14 +30,12 @@ Called by ``pipeline.mirror.base_tables``, on the driver: ``here`` on several th
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from xidstream.pipeline.changelog.arrow_rows import in_schema
 from xidstream.pipeline.changelog.fold import base_alone, fold
@@ -63,7 +61,7 @@ from xidstream.pipeline.mirror.base_table import (
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import write_file
 from xidstream.pipeline.mirror.net_rows import NetRows
-from xidstream.pipeline.mirror.pieces import repeating_texts
+from xidstream.pipeline.mirror.pieces import footer_of, repeating_texts
 from xidstream.pipeline.mirror.plan import (
     FILE_ROWS,
     BaseFile,
@@ -261,7 +259,7 @@ class TableRefresher:
         return tail, None if tail is None else tail_facts(tail.frame, self._shape)
 
     def _texts(self, file: BaseFile) -> list[str]:
-        footer = pq.read_metadata(self._base.absolute(file.path))
+        footer = footer_of(self._base.location, file.path)
         return repeating_texts([footer], pa.schema(self._fields), self._shape.key or ())
 
     # -- all files -------------------------------------------------------------------------------------
@@ -309,6 +307,7 @@ class TableRefresher:
             rewrite.cut(folded, self._key.ahead_in(self._shape.key or ()), n_files),
             self._base.location,
             directory,
+            pa.schema(fields),
         )
         return self._replace_all(answer, paths, fields)
 
@@ -356,10 +355,7 @@ class TableRefresher:
     # -- both ------------------------------------------------------------------------------------------
 
     def _new_files(self, paths: Sequence[str]) -> list[NewFile]:
-        found = []
-        for path in paths:
-            absolute = self._base.absolute(path)
-            found.append(NewFile(path, os.path.getsize(absolute), self._key.facts_of(absolute)))
+        found = [NewFile.written(self._base.location, path, self._key) for path in paths]
         return [file for file in found if file.facts.n_rows]
 
     def _done(self, answer: Answer, new: Sequence[NewFile], n_removed: int) -> TableRefresh:
@@ -369,7 +365,7 @@ class TableRefresher:
 
 def directory_of(log: TableAt) -> str:
     """The directory of the base table below ``current``. It is named as that of the log's table below the root."""
-    return os.path.basename(log.log_table.location.uri)
+    return log.log_table.location.uri.rpartition("/")[2]
 
 
 def arrow_fields(shape: TableShape) -> list[pa.Field]:

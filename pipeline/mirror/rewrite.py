@@ -3,14 +3,17 @@
 Net rows are written once, as Parquet beside the table's own files (``write_net``), where this process and all executors
 read them. Their directory goes with the refresh, or with the next vacuum.
 
-No row passes through Python. Of a large swap, what comes to the driver is one count for each touched file and each
-slot. A touched file's new version is its rows without the net keys (a left anti join, the keys are broadcast), and
-behind them its net rows that are not gone. One task reads one group and writes one file, in which most rows keep their
-order. There is no shuffle of the base. Only a group that is cut into several files is sorted by ranges of the key.
+In folders Spark reads and writes the files itself, and no row passes through Python. Its wheels have no connector for
+object stores, so there pyarrow does it in the executors, as for the log (``parquet_frame``, ``WriteParts``): a task
+holds a record batch that it reads and a row group that it writes, however large its file is.
+
+Of a large swap, what comes to the driver is one count for each touched file and each slot. A touched file's new version
+is its rows without the net keys (a left anti join, the keys are broadcast), and behind them its net rows that are not
+gone. One task reads one group and writes one file, in which most rows keep their order. There is no shuffle of the
+base. Only a group that is cut into several files is sorted by ranges of the key.
 
 ``mirror_session`` gives a session of its own over the user's SparkContext. Its settings are the mirror's alone, and its
-jobs have their own pool. Files are read and written by Spark, so it must reach the root itself: a folder does, and an
-object store does not (Spark's wheels have no connector).
+jobs have their own pool.
 
 Called by ``pipeline.mirror.refresh`` and ``pipeline.mirror.swap``, on the driver, on one thread.
 """
@@ -18,18 +21,21 @@ Called by ``pipeline.mirror.refresh`` and ``pipeline.mirror.swap``, on the drive
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
 
-from xidstream.pipeline.changelog.arrow_rows import CHANGE, TEXT
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, TEXT, in_schema
 from xidstream.pipeline.changelog.fold import DELETED
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.local_swap import write_file
 from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange, NetCounts
 from xidstream.pipeline.spark.parquet_frames import parquet_frame
 from xidstream.pipeline.spark.session import UNION_PARTITIONING
@@ -55,6 +61,8 @@ _CONF: Final = {
     # A user's ANSI mode would end the refresh at an older value that a column's newest type cannot hold.
     "spark.sql.ansi.enabled": "false",
     "spark.sql.adaptive.enabled": "false",
+    # A part of these is in a task's memory where pyarrow writes, whatever the rows are.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     # Each new file is a partition of a union.
     UNION_PARTITIONING: "false",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
@@ -90,9 +98,11 @@ def set_shuffle_partitions(session: SparkSession, n_bytes: int) -> None:
     session.conf.set("spark.sql.shuffle.partitions", str(n))
 
 
-def read_files(session: SparkSession, schema: pa.Schema, paths: Sequence[str]) -> DataFrame:
-    """Parquet files of a table in its present columns; a column that a file does not have is null."""
-    return parquet_frame(session, paths, schema, _READ)
+def read_files(session: SparkSession, schema: pa.Schema, table: Location, paths: Sequence[str]) -> DataFrame:
+    """Parquet files below ``table`` in its present columns; a column that a file does not have is null."""
+    if table.is_local:
+        return parquet_frame(session, [f"{table.uri}/{path}" for path in paths], schema, _READ)
+    return parquet_frame(session, paths, schema, _READ, table)
 
 
 class SlotFinder:
@@ -215,29 +225,58 @@ def cut(rows: DataFrame, key: Sequence[str], n_files: int) -> DataFrame:
     return rows.repartitionByRange(n_files, *names).sortWithinPartitions(*names)
 
 
-def write_files(rows: DataFrame, table: Location, directory: str) -> list[str]:
-    """One file for each partition with rows, on disk, as paths relative to the table. Raises what Spark raises."""
-    folder = f"{table.uri}/{directory}"
-    rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"file://{folder}")
-    names = sorted(name for name in os.listdir(folder) if name.endswith(".parquet"))
-    paths = [f"{directory}/{name}" for name in names]
+def write_files(rows: DataFrame, table: Location, directory: str, schema: pa.Schema) -> list[str]:
+    """One file for each partition with rows, on disk, as paths relative to the table. ``rows`` have the columns of
+    ``schema``. Raises what Spark raises."""
+    paths = _written(rows, table, directory, schema, {})
     table.sync(paths)
     return paths
 
 
-def write_net(net: DataFrame, table: Location, directory: str) -> list[str]:
-    """One row for each changed key (``pipeline.changelog.fold.net_changes``), as absolute paths of files.
+def write_net(net: DataFrame, table: Location, directory: str, schema: pa.Schema) -> list[str]:
+    """One row for each changed key (``pipeline.changelog.fold.net_changes``), in files as ``write_files`` names them.
 
     Without dictionaries: so a footer says how many bytes the values take in memory.
     """
-    folder = f"{table.uri}/{directory}"
     options = {
-        "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
         "parquet.enable.dictionary": "false",
         "parquet.block.size": str(_NET_ROW_GROUP_BYTES),
     }
-    net.write.options(**options).parquet(f"file://{folder}")
-    return [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith(".parquet")]
+    return _written(net, table, directory, schema, options)
+
+
+def _written(
+    rows: DataFrame, table: Location, directory: str, schema: pa.Schema, options: Mapping[str, str]
+) -> list[str]:
+    if not table.is_local:
+        found = rows.mapInArrow(WriteParts(table, directory, schema, is_plain=bool(options)), "path string")
+        return sorted(path for (path,) in found.collect())
+    folder = f"{table.uri}/{directory}"
+    options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false", **options}
+    rows.write.options(**options).parquet(f"file://{folder}")
+    return [f"{directory}/{name}" for name in sorted(os.listdir(folder)) if name.endswith(".parquet")]
+
+
+@dataclass(frozen=True)
+class WriteParts:
+    """For ``mapInArrow``: each partition with rows becomes a file below ``table``, and its path comes out. A task that
+    is done again writes another file, and that of the first stays for the vacuum. ``is_plain``: without
+    dictionaries."""
+
+    table: Location
+    directory: str
+    schema: pa.Schema
+    is_plain: bool = False
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        number = 0 if context is None else context.partitionId()
+        path = f"{self.directory}/{number:05d}-{uuid.uuid4().hex}.parquet"
+        rows = (in_schema(pa.Table.from_batches([batch]), self.schema) for batch in batches)
+        paths = write_file(self.table, path, rows, not self.is_plain, self.schema, lambda: None)
+        yield pa.RecordBatch.from_arrays([pa.array(paths, pa.string())], names=["path"])
 
 
 def bounds_of(tail: DataFrame, key: RangedKey) -> KeyRange | None:

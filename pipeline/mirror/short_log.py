@@ -9,12 +9,11 @@ the file system's clock: another machine may see a folder as it was a minute ago
 
 Rejected: deltalake's ``cleanup_metadata``, which goes by the wall clock and knows nothing of versions that are named.
 
-Called by ``pipeline.mirror.vacuum``. For folders only.
+Called by ``pipeline.mirror.vacuum``.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +21,7 @@ from typing import Final
 
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.kept_files import LOG
+from xidstream.pipeline.mirror.table_folder import log_files, remove_file
 
 _FILE: Final = re.compile(r"\.?(\d{20})\.(json|crc|checkpoint\.(.+\.)?parquet)(\.crc)?")
 """A commit, a checkpoint in one part or several, and the checksums that Spark and Hadoop write of them."""
@@ -31,26 +31,22 @@ _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
 def shorten_log(
     location: Location, oldest: int, now_s: float, grace_s: float, check: Callable[[], None] = lambda: None
 ) -> None:
-    """``oldest``: the oldest version that is still needed. ``now_s``: by the file system's clock. ``check`` raises
-    where this is to be given up, and is called ahead of each file. Raises OSError."""
-    folder = os.path.join(location.uri, LOG)
-    names = sorted(os.listdir(folder), key=lambda name: name.lstrip("."))
-    begin = max((n for n in names if _is_usable(folder, n, oldest, now_s - grace_s)), default=None)
+    """``oldest``: the oldest version that is still needed. ``now_s``: by the clock of the file system or the store.
+    ``check`` raises where this is to be given up, and is called ahead of each file. Raises OSError."""
+    files = log_files(location)
+    usable = (n for n, status in files.items() if _is_usable(n, oldest, status.modified_s, now_s - grace_s))
+    begin = max(usable, default=None)
     if begin is None:
         return
-    for name in names:
+    for name in sorted(files, key=lambda name: name.lstrip(".")):
         match = _FILE.fullmatch(name)
         if match is not None and int(match[1]) < int(begin[:20]):
             check()
             with suppress(FileNotFoundError):  # another mirror's vacuum came first
-                os.unlink(os.path.join(folder, name))
+                remove_file(location, f"{LOG}/{name}")
 
 
-def _is_usable(folder: str, name: str, oldest: int, before_s: float) -> bool:
+def _is_usable(name: str, oldest: int, modified_s: float, before_s: float) -> bool:
     """Whether it is a checkpoint in one part, old enough, from which ``oldest`` can be read."""
     match = _CHECKPOINT.fullmatch(name)
-    return (
-        match is not None
-        and int(match[1]) <= oldest
-        and os.stat(os.path.join(folder, name)).st_mtime <= before_s
-    )
+    return match is not None and int(match[1]) <= oldest and modified_s <= before_s

@@ -13,15 +13,13 @@ Called by ``pipeline.mirror.refresh``, which commits what is written.
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from xidstream.pipeline.changelog.arrow_rows import CHANGE, in_schema, is_comparable
 from xidstream.pipeline.changelog.fold import net_changes
@@ -29,10 +27,12 @@ from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import LogRows
 from xidstream.pipeline.changelog.tail import TailFacts
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.mirror import local_swap, rewrite
 from xidstream.pipeline.mirror.base_table import TEXT_FIELD, BaseTable
 from xidstream.pipeline.mirror.key_ranges import OWN, RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows
+from xidstream.pipeline.mirror.pieces import footer_of, read_pieces
 from xidstream.pipeline.mirror.plan import BaseFile, Group, NetCounts, jobs, plan_swap
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Swapped:
 
 @dataclass(frozen=True)
 class _Net:
-    """Net rows in Parquet files. ``n_bytes``: of their values."""
+    """Net rows in Parquet files beside the table's own. ``n_bytes``: of their values."""
 
     paths: list[str]
     n_rows: int
@@ -84,14 +84,15 @@ class Swap:
         session = self.session()
         rewrite.set_shuffle_partitions(session, tail.n_bytes)
         base = base_rows(session, self.base, self._with_values(files, tail, facts))
-        with self._written(net_changes(base, tail.frame, self.shape, facts)) as net:
+        rows = net_changes(base, tail.frame, self.shape, facts)
+        with self._written(rows, self._net_schema) as net:
             types = {field.name: field.type for field in self.base.fields}
             is_small = net.n_rows <= local_swap.NET_ROWS and net.n_bytes <= local_swap.NET_BYTES
             if is_small and is_comparable(self._key, types):
-                rows = NetRows(self._read(net), self._key, self.ranged)
-                if rows.n_null_keys:
+                here = NetRows(self._read(net), self._key, self.ranged)
+                if here.n_null_keys:
                     return None
-                if (swapped := self.here(files, rows)) is not None:
+                if (swapped := self.here(files, here)) is not None:
                     return swapped
             return self._in_executors(files, net)
 
@@ -114,16 +115,17 @@ class Swap:
         return [file for file in files if bounds is None or file.range is None or file.range.meets(bounds)]
 
     @contextmanager
-    def _written(self, net: DataFrame) -> Iterator[_Net]:
+    def _written(self, net: DataFrame, schema: pa.Schema) -> Iterator[_Net]:
         """Files with the rows, meanwhile. What cannot be removed then, the next vacuum removes."""
         directory = f"net-{uuid.uuid4().hex}"
         try:
-            paths = rewrite.write_net(net, self.base.location, directory)
-            footers = [pq.read_metadata(path) for path in paths]
+            paths = rewrite.write_net(net, self.base.location, directory, schema)
+            footers = [footer_of(self.base.location, path) for path in paths]
             sizes = [f.row_group(i).total_byte_size for f in footers for i in range(f.num_row_groups)]
             yield _Net(paths, sum(footer.num_rows for footer in footers), sum(sizes))
         finally:
-            shutil.rmtree(f"{self.base.location.uri}/{directory}", ignore_errors=True)
+            with suppress(OSError):
+                attempt_files.remove(self.base.location, directory)
 
     @property
     def _net_schema(self) -> pa.Schema:
@@ -132,7 +134,8 @@ class Swap:
 
     def _read(self, net: _Net) -> pa.Table:
         schema = self._net_schema
-        tables = [in_schema(pq.ParquetFile(path).read(), schema) for path in net.paths]
+        pieces = (rows for path in net.paths for rows in read_pieces(self.base.location, path))
+        tables = [in_schema(rows, schema) for rows in pieces]
         return pa.concat_tables([schema.empty_table(), *tables])
 
     # -- files -----------------------------------------------------------------------------------------
@@ -140,13 +143,13 @@ class Swap:
     def _in_executors(self, files: Sequence[BaseFile], written: _Net) -> Swapped | None:
         finder = rewrite.SlotFinder(self.ranged, files)
         schema = self._net_schema
-        net = rewrite.read_files(self.session(), schema, written.paths).withColumn(
-            rewrite.SLOT, finder.slot()
-        )
+        table = self.base.location
+        net = rewrite.read_files(self.session(), schema, table, written.paths)
+        net = net.withColumn(rewrite.SLOT, finder.slot())
         # In order, and so in portions with statistics: each group decodes little more than its own rows.
-        with self._written(net.sortWithinPartitions(rewrite.SLOT)) as in_slots:
-            schema = schema.append(pa.field(rewrite.SLOT, pa.string()))
-            net = rewrite.read_files(self.session(), schema, in_slots.paths)
+        schema = schema.append(pa.field(rewrite.SLOT, pa.string()))
+        with self._written(net.sortWithinPartitions(rewrite.SLOT), schema) as in_slots:
+            net = rewrite.read_files(self.session(), schema, table, in_slots.paths)
             counts = finder.counts(net, self._key)
             if counts.n_null_keys:
                 return None
@@ -164,7 +167,7 @@ class Swap:
         names = [field.name for field in fields]
         old = [base_rows(self.session(), self.base, [files[i] for i in g.files], fields) for g in groups]
         frame = rewrite.group_frame(groups, old, net, self._key, names, n_keys)
-        return rewrite.write_files(frame, self.base.location, new_directory())
+        return rewrite.write_files(frame, self.base.location, new_directory(), pa.schema(fields))
 
 
 def base_rows(
@@ -176,8 +179,7 @@ def base_rows(
     """The rows of files of a base table in its own columns and ``_text``, or in ``fields``."""
     if fields is None:
         fields = base.fields if base.has_text else [*base.fields, TEXT_FIELD]
-    paths = [base.absolute(file.path) for file in files]
-    return rewrite.read_files(session, pa.schema(list(fields)), paths)
+    return rewrite.read_files(session, pa.schema(list(fields)), base.location, [file.path for file in files])
 
 
 def new_directory() -> str:

@@ -12,7 +12,7 @@ So it is None, too:
 
 Row groups are read side by side, each on a thread, because this is half of what a refresh with many changes takes.
 
-Plain pyarrow, no Spark. Called by ``pipeline.mirror.refresh``. For logs in folders.
+Plain pyarrow, no Spark. Called by ``pipeline.mirror.refresh``.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from xidstream.pipeline.changelog.arrow_rows import CHANGE, TEXT, in_schema, is_comparable
 from xidstream.pipeline.changelog.log_table import LogFile
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import local_swap
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows
-from xidstream.pipeline.mirror.pieces import THREADS, read_pieces, with_dictionaries
+from xidstream.pipeline.mirror.pieces import THREADS, footer_of, read_pieces, with_dictionaries
 from xidstream.pipeline.schema.rows import CHANGE_TYPES, SNAPSHOT, TRUNCATE
 
 _LSN: Final = "_commit_lsn"
@@ -57,8 +57,8 @@ def net_of(
     shape, key = log.shape, log.shape.key or ()
     if since < log.generation.bounds.valid_from or not _is_plain(shape, fields):
         return None
-    paths = [f"{log.log_table.location.uri}/{file.path}" for file in files]
-    pieces = _Reading(shape, since, log.lsn, texts).pieces(paths)
+    reading = _Reading(log.log_table.location, shape, since, log.lsn, texts)
+    pieces = reading.pieces([file.path for file in files])
     if pieces is None:
         return None
     schema = pa.schema(
@@ -96,6 +96,7 @@ class _Reading:
     """A reading of the log's files: row groups side by side, each on a thread. ``n_rows`` and ``n_bytes``: read so
     far."""
 
+    table: Location
     shape: TableShape
     since: int
     upto: int
@@ -108,7 +109,7 @@ class _Reading:
     def pieces(self, paths: Sequence[str]) -> list[pa.Table] | None:
         """The changes, in the order of the files; None: for Spark."""
         with ThreadPoolExecutor(THREADS, thread_name_prefix="xidstream-mirror-read") as threads:
-            n_groups = threads.map(lambda path: pq.read_metadata(path).num_row_groups, paths)
+            n_groups = threads.map(lambda path: footer_of(self.table, path).num_row_groups, paths)
             parts = [(path, i) for path, n in zip(paths, n_groups, strict=True) for i in range(n)]
             found = list(threads.map(self._read, parts))
         return None if self.is_for_spark else [rows for some in found for rows in some]
@@ -133,7 +134,8 @@ class _Reading:
         held = {name: column.held_in[0] for name, column in self.shape.columns.items()}
         names = [*held, TEXT, CHANGE, _LSN, _SEQ, _UNCHANGED]
         indexes = [CHANGE, *(held[name] for name in self.texts)]
-        for rows in read_pieces(path, [held.get(name, name) for name in names], indexes, row_group):
+        columns = [held.get(name, name) for name in names]
+        for rows in read_pieces(self.table, path, columns, indexes, row_group):
             there = set(rows.column_names)
             chosen = {name: rows[held.get(name, name)] for name in names if held.get(name, name) in there}
             lsn = rows[_LSN]

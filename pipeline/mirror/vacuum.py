@@ -23,14 +23,16 @@ from it stays for ``GRACE``, and what it never named for ``retention`` at least.
 
 A base table that is left out (``base_table.LEFT_OUT``) goes as a whole when it has been so for longer than
 ``retention`` and no line names it: the table was dropped or renamed, or has no snapshot that stands. One that comes
-back is built anew.
+back is built anew. A folder is renamed first, and so is never half there. A store renames nothing, and whoever deleted
+a log object by object could meet the same names anew, of a table that came back under another mirror. So there the
+table is emptied (``BaseTable.empty``): its rows go, and a few small files of its log stay.
 
 All ages are as much longer as the process's clock may be ahead (``watched_clock``).
 
 deltalake's own vacuum was rejected: it counts from the removal of a file and not from what the manifest names, and its
 ``keep_versions`` are read with the log of the last checkpoint only, unless all files are listed as here.
 
-Rows of the log are not removed here. For folders only, as the refresh itself.
+Rows of the log are not removed here.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ import glob
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from deltalake import DeltaTable
@@ -49,14 +51,15 @@ from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, chec
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.log_tables.attempt_files import Below, store_of
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
-from xidstream.pipeline.mirror.kept_files import LOG, commit_path, files_of_versions
+from xidstream.pipeline.mirror.kept_files import LOG, commit_name, files_of_versions
 from xidstream.pipeline.mirror.plan import kept_versions
 from xidstream.pipeline.mirror.short_log import shorten_log
-from xidstream.pipeline.mirror.table_folder import TableFolder, Vacuumed
+from xidstream.pipeline.mirror.table_folder import TableFolder, Vacuumed, log_files
 
 _GONE: Final = "_gone-"
 """Begins the name of a folder that is being removed."""
@@ -97,8 +100,10 @@ def vacuum(
         location = current(root).child(directory)
         if directory not in named and _is_gone(location, application_id, manifest, before):
             manifest.check()
-            vacuumed += _remove(location)
-            continue
+            if location.is_local:
+                vacuumed += _remove(location)
+                continue
+            _empty(location, application_id, manifest)
         vacuumed += _vacuum_table(
             location, application_id, manifest, named.get(directory, set()), grace, check
         )
@@ -128,7 +133,7 @@ def _is_gone(
     """Whether it is a base table of this slot that was left out before then. No line of the manifest names it."""
     marks = MirrorMarks(application_id, manifest.owner)
     try:
-        base = BaseTable.open(location, os.path.basename(location.uri), marks)
+        base = BaseTable.open(location, _directory(location), marks)
     except Unsupported:
         return False  # another tool has written to it: somebody's work
     return base is not None and base.left_out_since is not None and base.left_out_since < before
@@ -142,10 +147,24 @@ def _remove(location: Location) -> Vacuumed:
     os.rename(location.uri, aside)
     reach("vacuuming_base")
     shutil.rmtree(aside)
-    return Vacuumed(len(folder.files), sum(status.st_size for status in folder.files.values()))
+    return Vacuumed(len(folder.files), sum(status.n_bytes for status in folder.files.values()))
+
+
+def _empty(location: Location, application_id: str, manifest: ManifestWriter) -> None:
+    base = BaseTable.open(location, _directory(location), MirrorMarks(application_id, manifest.owner))
+    if base is not None and base.lsn != NOTHING:
+        base.empty()
+
+
+def _directory(location: Location) -> str:
+    return location.uri.rpartition("/")[2]
 
 
 def _directories(root: Location) -> list[str]:
+    if not current(root).is_local:
+        below = store_of(current(root)).get_file_info_selector(Below("", recursive=False))
+        names = sorted(i.base_name for i in below if not i.is_file)
+        return [name for name in names if not name.startswith("_") and _is_table(current(root).child(name))]
     for left in glob.glob(f"{glob.escape(current(root).uri)}/{_GONE}*"):
         shutil.rmtree(left, ignore_errors=True)
     with os.scandir(current(root).uri) as entries:
@@ -163,7 +182,7 @@ def _vacuum_table(
 ) -> Vacuumed:
     """The steps are in the order that the module's head gives reasons for."""
     folder = TableFolder.listed(location)
-    writer = DeltaTableWriter.open(location, os.path.basename(location.uri))
+    writer = DeltaTableWriter.open(location, _directory(location))
     if writer is None or writer.watermark(f"mirror/{application_id}") == NOTHING:
         return Vacuumed()
     check_owner(writer, application_id, manifest.owner)
@@ -184,21 +203,28 @@ def _shorten_manifest(root: Location, retention: datetime.timedelta, grace: date
     """The manifest's own files that were removed from it, and its log."""
     location = current(root).child(MANIFEST)
     folder = TableFolder.listed(location)
-    present = int(DeltaTable(location.uri).version())
+    present = int(DeltaTable(location.uri, storage_options=location.storage_options).version())
     folder.check_for(files_of_versions(location, [present]))
-    versions = _present_since(location, present, folder.now_s, grace)
+    committed = {name: status.modified_s for name, status in log_files(location).items()}
+    versions = _present_since(committed, present, folder.now_s, grace)
     needed = files_of_versions(location, versions)
     folder.unneeded(needed, max(retention, grace).total_seconds()).remove(lambda: None)
     shorten_log(location, versions[0], folder.now_s, grace.total_seconds())
 
 
-def _present_since(location: Location, present: int, now_s: float, grace: datetime.timedelta) -> range:
-    """The versions that were the present one at a time within ``grace``."""
+def _present_since(
+    committed: Mapping[str, float], present: int, now_s: float, grace: datetime.timedelta
+) -> range:
+    """The versions that were the present one at a time within ``grace``. ``committed``: by the name of each file of the
+    log, when it was written."""
     for version in range(present, 0, -1):
-        try:
-            committed_s = os.stat(commit_path(location, version)).st_mtime
-        except FileNotFoundError:  # The log was shortened, so it is older.
+        committed_s = committed.get(commit_name(version).rpartition("/")[2])
+        if committed_s is None:  # The log was shortened, so it is older.
             return range(min(version + 1, present), present + 1)
         if now_s - committed_s >= grace.total_seconds():
             return range(version, present + 1)
     return range(present + 1)
+
+
+def _is_table(location: Location) -> bool:
+    return bool(DeltaTable.is_deltatable(location.uri, location.storage_options))

@@ -47,15 +47,16 @@ def key_of(relation: RelationVersion, row: Row) -> tuple[Any, ...]:
 class LogMaker:
     """``states``: commit LSN → table → its rows, each a tuple of values, sorted by their text."""
 
-    path: Path
+    path: Path | str
     spark: Any
     make_batch: Any
     tables: dict[str, list[Row]] = field(default_factory=dict)
     states: dict[int, dict[str, list[Any]]] = field(default_factory=dict)
     lsn: int = 1_000
+    storage_options: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
-        self.sink = DeltaSink(str(self.path), IDENTITY)
+        self.sink = DeltaSink(str(self.path), IDENTITY, self.storage_options)
         self.sink.open(lambda: self.spark)
         self.sink.claim(Tenure(1, "epoch", 1, {}, Lsn(10**12)))
         self._numbers: dict[str, int] = {}

@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ from deltalake import DeltaTable
 from tests.spark.change_log_maker import BOOL, INT8, TEXT, LogMaker, as_rows, keyed
 from tests.spark.support import IDENTITY
 from tests.unit.delta.test_plain_files import delete_by_vector
+from tests.unit.delta.test_small_files import s3 as s3
 from xidstream import ChangeLog
 from xidstream.actors.mirror import Mirror
 from xidstream.pipeline import faultpoints
-from xidstream.pipeline.changelog.manifest import ManifestLine, base_at, newest, read_lines
+from xidstream.pipeline.changelog.manifest import ManifestLine, base_at, current, newest, read_lines
 from xidstream.pipeline.errors import ComponentLost, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import base_tables, local_swap, refresh, vacuum
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresher
+from xidstream.pipeline.mirror.table_folder import stored
 from xidstream.pipeline.pg import Lsn
 
 pytestmark = pytest.mark.spark
@@ -113,6 +116,44 @@ def test_refreshes_at_random_moments_name_what_the_source_held_then_whoever_writ
     assert mirror.refresh(spark) is None, "there is nothing new"
     assert_named_moments_are_right(log)
     assert answers >= {Answer.BUILD, Answer.SWAP, Answer.REWRITE}
+
+
+def test_what_spark_writes_and_swaps_in_a_store_is_what_the_source_held(
+    s3: tuple[Location, Connection], spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark has no connector for it: pyarrow reads and writes in the executors."""
+    dice = random.Random(37)
+    location, _ = s3
+    root = Location(f"{location.uri.rpartition('/')[0]}/log", location.storage_options)
+    log = LogMaker(root.uri, spark, make_batch, storage_options=root.storage_options)
+    log.snapshot(A, filled(300))
+    log.snapshot(LOOSE, [{"n": i % 5, "t": "t"} for i in range(50)])
+    log.random_commit(dice, [A, LOOSE])
+    mirror = Mirror(root.uri, file_bytes=2 * SMALL_FILES, storage_options=root.storage_options)
+    answers = []
+    for way in (not_small, by_executors, by_spark):
+        with monkeypatch.context() as patch:
+            way(patch)
+            refreshed = mirror.refresh(spark)
+        assert refreshed is not None and refreshed.lsn == log.lsn and not refreshed.left_out
+        answers.append({table.answer for table in refreshed.tables})
+        log.truncate(LOOSE)
+        log.random_commit(dice, [A])
+        log.insert(A, {"id": 10_000 + len(answers), "name": "x"})
+    log.sink.close()
+    assert answers[0] == {Answer.BUILD} and all(each == {Answer.SWAP, Answer.REWRITE} for each in answers[1:])
+    state = ChangeLog(root.uri, storage_options=root.storage_options).as_of(spark)
+    assert as_rows([row.asDict() for row in state["public.a"].collect()]) == log.states[log.lsn]["public.a"]
+    lines = read_lines(root, IDENTITY.application_id)
+    assert len(lines) == 6
+    for line in lines:
+        table = current(root).child(line.directory)
+        found = DeltaTable(table.uri, version=line.version, storage_options=table.storage_options)
+        rows = [
+            {k: v for k, v in row.items() if k != "_text"} for row in found.to_pyarrow_table().to_pylist()
+        ]
+        assert as_rows(rows) == log.states[line.lsn][line.table], (line.table, line.lsn)
+        assert not any("net-" in path for path in stored(table, ""))
 
 
 def test_tables_whose_names_have_dots_are_told_apart_and_one_without_columns_stops_no_other(

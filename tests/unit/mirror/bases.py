@@ -34,10 +34,10 @@ class Attempt:
         self.base = BaseTable.open_or_create(current(root).child(table), table, FIELDS, about, marks)
         path = f"refresh-{owner}-{lsn}/part.parquet"
         self.path = self.base.absolute(path)
-        os.makedirs(os.path.dirname(self.path))
         rows = pa.table({"id": [1, 2], "v": [lsn, lsn]}, schema=pa.schema(FIELDS))
-        pq.write_table(rows, self.path)
-        self._new = NewFile(path, os.path.getsize(self.path), KEY.facts_of(self.path))
+        with self.base.location.create(path) as file:
+            pq.write_table(rows, file)
+        self._new = NewFile.written(self.base.location, path, KEY)
 
     def commit(self) -> int:
         """The version."""
@@ -70,7 +70,8 @@ class PlainMirror:
 
 
 def table_of(root: Location, table: str = TABLE, version: int | None = None) -> DeltaTable:
-    return DeltaTable(current(root).child(table).uri, version=version)
+    location = current(root).child(table)
+    return DeltaTable(location.uri, version=version, storage_options=location.storage_options)
 
 
 def files_below(root: Location, table: str = TABLE) -> set[str]:

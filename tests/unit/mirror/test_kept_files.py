@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.mirror.kept_files import commit_path, files_of_versions
+from xidstream.pipeline.mirror.kept_files import commit_name, files_of_versions
 
 SCHEMA = pa.schema([("id", pa.int64())])
 N_VERSIONS = 40
@@ -62,7 +62,7 @@ def opened(table: Location, versions: list[int]) -> set[str]:
 def test_any_versions_need_the_files_that_each_of_them_shows_when_it_is_opened(table: Location) -> None:
     dice = random.Random(18)
     last = DeltaTable(table.uri).version()
-    assert last >= N_VERSIONS and os.path.exists(commit_path(table, last))
+    assert last >= N_VERSIONS and os.path.exists(f"{table.uri}/{commit_name(last)}")
     for n in [0, 1, 2, 3, 5, 10, 20, last]:
         versions = dice.sample(range(last + 1), n)
         assert files_of_versions(table, versions) == opened(table, versions), sorted(versions)
@@ -88,10 +88,10 @@ def test_versions_behind_a_checkpoint_are_read_after_the_log_ahead_of_it_was_rem
     wanted = opened(table, versions)
     assert os.path.exists(f"{table.uri}/_delta_log/{27:020d}.checkpoint.parquet")
     for version in range(20):
-        os.unlink(commit_path(table, version))
+        os.unlink(f"{table.uri}/{commit_name(version)}")
     assert files_of_versions(table, versions) == wanted
     for version in range(20, 27):
-        os.unlink(commit_path(table, version))
+        os.unlink(f"{table.uri}/{commit_name(version)}")
     assert files_of_versions(table, [28, 30, 33]) == opened(table, [28, 30, 33])
 
 
@@ -100,7 +100,7 @@ def test_a_gap_in_the_log_ahead_of_a_checkpoint_costs_one_more_table_that_is_ope
 ) -> None:
     versions = [21, 24, 30, 33, 38]
     wanted = opened(table, versions)
-    os.unlink(commit_path(table, 27))
+    os.unlink(f"{table.uri}/{commit_name(27)}")
     real, found = DeltaTable.__init__, []
 
     def counted(self: DeltaTable, *args: Any, **more: Any) -> None:

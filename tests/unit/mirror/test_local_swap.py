@@ -277,7 +277,7 @@ def test_a_piece_of_values_that_repeat_in_a_dictionary_is_as_small_as_any(tmp_pa
     n_rows, value = 8_000, "x" * 20_000
     pq.write_table(pa.table({"id": range(n_rows), "v": [value] * n_rows}), tmp_path / "a")
     assert (tmp_path / "a").stat().st_size < 1 << 20
-    found = list(read_pieces(f"{tmp_path}/a"))
+    found = list(read_pieces(Location.parse(str(tmp_path)), "a"))
     assert max(piece.nbytes for piece in found) < 40 << 20
     assert sum(piece.num_rows for piece in found) == n_rows
 
@@ -290,6 +290,6 @@ def test_the_rows_of_other_row_groups_make_a_piece_no_larger(
     with pq.ParquetWriter(tmp_path / "a", wide.schema, use_dictionary=False) as writer:
         for rows in (wide, narrow):
             writer.write_table(rows)
-    found = list(read_pieces(f"{tmp_path}/a", row_group=0))
+    found = list(read_pieces(Location.parse(str(tmp_path)), "a", row_group=0))
     assert max(piece.nbytes for piece in found) < 150_000
     assert sum(piece.num_rows for piece in found) == 100
