@@ -52,7 +52,7 @@ from xidstream.pipeline.changelog.consumers import ConsumerPosition, read_positi
 from xidstream.pipeline.changelog.folding import new_directory, write_fold
 from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.log_fold import LogFold, fold_marks, fold_of
-from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, LogTable, opened, reading
+from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, LogTable, reading
 from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_lines
 from xidstream.pipeline.changelog.shortening import (
     Stretch,
@@ -399,7 +399,7 @@ class LogShortening:
 
 def _last_commit(location: Location, file: LogFile) -> int:
     """The greatest commit LSN of the messages in a file; 0 where none has one."""
-    with reading(f"Delta table {locations.MESSAGES}"), opened(location, file.path) as source:
+    with reading(f"Delta table {locations.MESSAGES}"), location.open(file.path) as source:
         found = pc.max(pq.read_table(source, columns=["commit_lsn"])["commit_lsn"]).as_py()
     return found or 0
 
