@@ -83,7 +83,15 @@ def jars(folder: Path) -> Iterator[Component]:
                         name = f"{pom['groupId'].strip()}:{pom['artifactId'].strip()}"
                         yield Component("Maven", name, pom["version"].strip(), jar.name)
             if not any(entry.endswith("/pom.properties") for entry in archive.namelist()):
-                yield from _by_its_name(jar, archive.read("META-INF/MANIFEST.MF").decode(errors="replace"))
+                yield from _by_its_name(jar, _manifest(archive))
+
+
+def _manifest(archive: zipfile.ZipFile) -> str:
+    """Empty where there is none: jars of Spark 4 are among these."""
+    try:
+        return archive.read("META-INF/MANIFEST.MF").decode(errors="replace")
+    except KeyError:
+        return ""
 
 
 def _by_its_name(jar: Path, manifest: str) -> Iterator[Component]:

@@ -131,7 +131,7 @@ def _write(
     stored: _Stored,
     directory: str,
 ) -> tuple[WrittenFile, ...]:
-    """Of the table's rows the ``chosen`` ones."""
+    """The table's rows that are ``chosen``."""
     session = get_session().newSession()
     for key, value in _CONF.items():
         session.conf.set(key, value)

@@ -67,7 +67,7 @@ class TableAt:
     find_oldest: Callable[[], str] = str
     """What an error says of the oldest state that can be read."""
     fold: LogFold | None = None
-    """Of the generation, at or below ``lsn``."""
+    """The generation's fold at or below ``lsn``; None: it has none."""
 
     @property
     def place(self) -> int:
@@ -76,7 +76,7 @@ class TableAt:
 
     @property
     def contained_upto(self) -> int:
-        """Those rows have all changes up to here."""
+        """The LSN up to which the rows at ``place`` have all changes."""
         return int(self.generation.bounds.contained_upto) if self.fold is None else self.fold.lsn
 
     def snapshot(self, spark: SparkSession) -> LogRows:

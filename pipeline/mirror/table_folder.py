@@ -36,7 +36,7 @@ _CLOCK: Final = "clock-"
 
 
 class Status(NamedTuple):
-    """Of a file or a folder. ``modified_s``: by the clock of the file system or the store."""
+    """What is known of a file or a folder. ``modified_s``: by the clock of the file system or the store."""
 
     n_bytes: int
     modified_s: float

@@ -190,7 +190,7 @@ def _check_delta(
 
 
 def _check_consumers(root: Location, server: ServerSide) -> list[Finding]:
-    """Those who hold back the change log, and seem to be gone."""
+    """Consumers that hold back the change log, and seem to be gone."""
     from xidstream.pipeline.changelog.consumers import read_positions
 
     slot, now = server.identity.application_id, datetime.datetime.now(datetime.timezone.utc)
