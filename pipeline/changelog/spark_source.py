@@ -382,6 +382,15 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return {"lsn": newest}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Raises Unsupported for an end before the start. Spark before 4.2 does not tell ``latestOffset`` where the
+        checkpoint is, so a query with older columns, or over a log that was set back, gets there."""
+        if end["lsn"] < start["lsn"]:
+            raise Unsupported(
+                f"this query has read all changes up to {Lsn(start['lsn'])}, and in its columns the log has them up to "
+                f"{Lsn(end['lsn'])} only",
+                remedy=f"start it with a new checkpoint, the option since={Lsn(start['lsn'])}, and the tables' newest "
+                "columns. Where the log itself was set back, copy it anew",
+            )
         source = self._source
         tables = source.tables(Lsn(end["lsn"]))
         return [_Partition(each) for each in source.ranges(tables, start["lsn"], end["lsn"])]

@@ -148,6 +148,19 @@ def test_a_change_of_columns_is_read_up_to_and_then_told_with_its_lsn(log: Log) 
     assert ids(reader(log), 29, 30) == [3]
 
 
+def test_a_query_that_goes_on_with_older_columns_behind_its_checkpoint_is_refused_and_doubles_nothing(
+    log: Log,
+) -> None:
+    log.commit(10, ["id"], id=[1])
+    stream = reader(log)
+    log.commit(30, ["id", "note"], id=[3], note=["n"])
+    # Spark before 4.2 does not say that the checkpoint is at 30.
+    end = stream.latestOffset()
+    assert end == {"lsn": 29}
+    with pytest.raises(Unsupported, match=r"all changes up to 0/1E, .* up to 0/1D only"):
+        stream.partitions({"lsn": 30}, end)
+
+
 def test_a_beginning_that_is_gone_is_an_error(log: Log) -> None:
     for lsn in (10, 20, 30):
         log.commit(lsn, ["id"] if lsn == 10 else None, id=[lsn])

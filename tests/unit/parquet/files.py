@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from xidstream.pipeline.parquet import Commit, RowFile, unbound, write_rows
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity, rows
+from xidstream.pipeline.schema.builtin_types import BY_ARRAY_OID, BY_OID
 from xidstream.pipeline.schema.rows import Stamp
-from xidstream.pipeline.schema.types import _ARRAY_OIDS, _OID_NAMES
 
 NUMERIC, NUMERIC_ARRAY = 1700, 1231
 XID = 700
@@ -41,7 +41,7 @@ def relation(*columns: tuple[str, int] | tuple[str, int, int], name: str = "t") 
 
 def every_type() -> RelationVersion:
     """One column of each type that has its own, and some numerics; what is text has one."""
-    columns: list[Any] = [(f"c{oid}", oid) for oid in [*_OID_NAMES, *_ARRAY_OIDS]]
+    columns: list[Any] = [(f"c{oid}", oid) for oid in [*BY_OID, *BY_ARRAY_OID]]
     for precision, scale in ((1, 0), (9, 2), (18, 18), (38, 0), (38, 38)):
         modifier = (precision << 16 | scale) + 4
         columns += [
