@@ -511,15 +511,15 @@ def test_what_is_read_at_once_behind_a_ddl_is_the_source_or_refused_and_stays_so
     log = ChangeLog(str(pipeline.delta))
     pipeline.wait_until(lambda: can_read(pipeline, log, "public.t"))
     history: dict[Lsn, Counter[Row]] = {log.wait(): Counter(database.execute("select id, n from t"))}
-    n_equal = n_refused = 0
+    n_equal = 0
 
     def read() -> None:
-        nonlocal n_equal, n_refused
+        nonlocal n_equal
         try:
             state = log.as_of(pipeline.spark)
             rows = Counter(tuple(row) for row in state["public.t"].select("id", "n").collect())
         except PreconditionMissing:
-            n_refused += 1
+            return  # whether a read comes in such a moment is chance
         else:
             known = max((lsn for lsn in history if lsn <= state.lsn), default=None)
             assert known is not None and rows == history[known], (str(state.lsn), str(known))
@@ -549,7 +549,6 @@ def test_what_is_read_at_once_behind_a_ddl_is_the_source_or_refused_and_stays_so
     second = sorted(history)[1]
     with pytest.raises(PreconditionMissing, match="it is known again from"):
         log.as_of(pipeline.spark, lsn=second)["public.t"]
-    assert n_refused
 
 
 @pytest.mark.parametrize("postgres_server", [OLDEST, 18], indirect=True)

@@ -28,6 +28,7 @@ STAMP = "the stamp of a file that is added, removed or named"
 BELIEVED = "an age, which is not trusted alone (``watched_clock``)"
 PLACES = {
     "actors/cli/checks.py": SHOWN,
+    "actors/cli/log.py": SHOWN,
     "actors/cli/status.py": SHOWN,
     "actors/api/listeners.py": SHOWN,
     "actors/driver/batch_loop.py": LAG,
@@ -44,6 +45,8 @@ PLACES = {
     "pipeline/mirror/vacuum.py": BELIEVED,
     "pipeline/postgres/connection.py": "the time in a status update, which the server shows",
     "pipeline/postgres/preflight.py": "compared with the server's, and told",
+    "pipeline/sinks/log_shortening.py": "a consumer's age, which is told",
+    "pipeline/sinks/sink_findings.py": "a consumer's age, which is told",
     "pipeline/storage/envelope.py": SHOWN,
 }
 
