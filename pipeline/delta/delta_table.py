@@ -59,7 +59,7 @@ from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated
+from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated, check_commit
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
 from xidstream.pipeline.log_tables.table_metadata import (
@@ -250,18 +250,7 @@ class DeltaTableWriter:
         removed one of these files, or changed something else about the table; UsageError where a version would not
         rise; SinkFailed where two of ``files`` are the same file, so that the rows of one are gone.
         """
-        if len({file.path for file in files}) < len(files):
-            raise SinkFailed(
-                f"Delta table {self.label}: two writers gave their files one name",
-                remedy="start again, and report this as a defect of xidstream: no row of the table was committed",
-            )
-        for application_id, version in versions.items():
-            before = self.watermark(application_id)
-            if not before < version <= MAX_VERSION:
-                raise UsageError(f"Delta table {self.label}: version {version} after {before}")
-        for application_id, version in marks.items():
-            if version < self.watermark(application_id):
-                raise UsageError(f"Delta table {self.label}: {application_id} would fall to {version}")
+        check_commit(self, files, versions, marks)
         now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [_add_action(file, lsn_column, now_ms) for file in files]
         actions += [RemoveAction(path, True, now_ms) for path in removed]

@@ -54,14 +54,14 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType
 
-from xidstream.pipeline.errors import SinkDiverged, SinkFailed, UsageError
+from xidstream.pipeline.errors import SinkDiverged, SinkFailed
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.iceberg.catalogs import answering
 from xidstream.pipeline.iceberg.durable_io import written
 from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated
+from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated, check_commit
 from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
 from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 
@@ -253,18 +253,7 @@ class IcebergTable:
         merges: bool = True,
     ) -> None:
         """``LogTable.commit``. Manifests are merged in the same commit, and files never."""
-        if len({file.path for file in files}) < len(files):
-            raise SinkFailed(
-                f"{self.title}: two writers gave their files one name",
-                remedy="start again, and report this as a defect of xidstream: no row of the table was committed",
-            )
-        for application_id, version in versions.items():
-            before = self.watermark(application_id)
-            if not before < version <= MAX_VERSION:
-                raise UsageError(f"{self.title}: version {version} after {before}")
-        for application_id, version in marks.items():
-            if version < self.watermark(application_id):
-                raise UsageError(f"{self.title}: {application_id} would fall to {version}")
+        check_commit(self, files, versions, marks)
         moved = {**marks, **versions}
         self._take_newest(moved)
         for _ in range(ATTEMPTS):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 
+from xidstream.pipeline.errors import SinkFailed, UsageError
 from xidstream.pipeline.log_tables.columns import ColumnRules, TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.relation_history import VersionSince
@@ -135,3 +136,21 @@ class LogTables(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def check_commit(
+    table: LogTable, files: Sequence[WrittenFile], versions: Mapping[str, int], marks: Mapping[str, int]
+) -> None:
+    """What every format refuses before it commits anything: ``LogTable.commit`` says what it raises."""
+    if len({file.path for file in files}) < len(files):
+        raise SinkFailed(
+            f"{table.title}: two writers gave their files one name",
+            remedy="start again, and report this as a defect of xidstream: no row of the table was committed",
+        )
+    for application_id, version in versions.items():
+        before = table.watermark(application_id)
+        if not before < version <= MAX_VERSION:
+            raise UsageError(f"{table.title}: version {version} after {before}")
+    for application_id, version in marks.items():
+        if version < table.watermark(application_id):
+            raise UsageError(f"{table.title}: {application_id} would fall to {version}")
