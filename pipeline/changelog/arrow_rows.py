@@ -23,15 +23,3 @@ TEXT: Final = "_text"
 def is_comparable(key: Iterable[str], types: Mapping[str, pa.DataType]) -> bool:
     """Whether Arrow's equality of such keys is PostgreSQL's."""
     return not any(pt.is_floating(types[name]) or pt.is_nested(types[name]) for name in key)
-
-
-def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """``rows`` in the columns and types of ``schema``; null what they have not."""
-    there = set(rows.column_names)
-    columns = [
-        rows[field.name].cast(field.type)
-        if field.name in there
-        else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)

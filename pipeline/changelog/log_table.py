@@ -4,8 +4,8 @@ The Delta log has the least and the greatest commit LSN of each file, so files w
 Spark at all. A file may lack a column that was added later, so the schema is always given, never found.
 
 Files in a folder are read by Spark's own Parquet reader, those in an object store by pyarrow (``parquet_frames``).
-Dates are proleptic Gregorian in all
-files, also in those that `optimize` wrote anew without Spark's mark.
+Without Spark, ``log_tables.file_rows`` reads a file. Dates are proleptic Gregorian in all files, also in those that
+`optimize` wrote anew without Spark's mark.
 
 Called by ``change_log`` and ``table_at``, which reads base tables with it as well.
 """
@@ -19,16 +19,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.log_tables.file_rows import rows_of_file
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.spark.parquet_frames import parquet_frame
 
 if TYPE_CHECKING:
-    import pyarrow.compute as pc
-    import pyarrow.dataset as ds
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
@@ -134,29 +134,22 @@ class LogTable:
 
     def count(self, lsn: int) -> int:
         """How many rows have this commit LSN. Reads that column, of the files that may have it."""
-        import pyarrow.dataset as ds
-
+        wanted = pc.field("_commit_lsn") == lsn
         with reading(f"Delta table {self.location.uri.rpartition('/')[2]}"):
-            dataset = self._table.to_pyarrow_dataset()
-            return int(dataset.count_rows(filter=ds.field("_commit_lsn") == lsn))
+            files = self.files(lsn, lsn)
+            return sum(self.read_file(file, ["_commit_lsn"], wanted).num_rows for file in files)
 
     def read(self, names: Sequence[str]) -> pa.Table:
         """All rows: for the small tables of the log itself."""
-        return self._table.to_pyarrow_table(columns=list(names))
+        empty = self._schema_of(names).empty_table()
+        return pa.concat_tables([empty, *(self.read_file(file, names) for file in self.files())])
 
-    def read_file(self, file: LogFile, names: Sequence[str], wanted: pc.Expression) -> pa.Table:
-        """The rows of one file that ``wanted`` lets through. Row groups that have none by their own statistics are
-        not read."""
-        with self.location.open(file.path) as source:
-            fragment = self._format.make_fragment(source)
-            return fragment.to_table(schema=self.schema, columns=list(names), filter=wanted)
+    def read_file(self, file: LogFile, names: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
+        """The rows of one file that ``wanted`` lets through: ``names`` has its columns, too."""
+        return rows_of_file(self.location, file.path, self._schema_of(names), wanted)
 
-    @cached_property
-    def _format(self) -> ds.ParquetFileFormat:
-        import pyarrow.dataset as ds
-
-        options = ds.ParquetFragmentScanOptions(pre_buffer=True, page_checksum_verification=True)
-        return ds.ParquetFileFormat(default_fragment_scan_options=options)
+    def _schema_of(self, names: Sequence[str]) -> pa.Schema:
+        return pa.schema([self.schema.field(name) for name in names])
 
 
 def rows_of_files(

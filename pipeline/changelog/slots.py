@@ -126,7 +126,7 @@ def _of_checkpoint(store: DeltaStorageHandler, name: str) -> set[str]:
     import pyarrow.parquet as pq
 
     with store.open_input_file(f"_delta_log/{name}") as file:
-        rows = pq.read_table(file, columns=["txn"])["txn"].to_pylist()
+        rows = pq.ParquetFile(file).read(["txn"])["txn"].to_pylist()
     return {row["appId"] for row in rows if row is not None}
 
 

@@ -40,10 +40,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.changelog.arrow_rows import CHANGE, TAKE_AWAY, TEXT, in_schema, is_comparable
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, TAKE_AWAY, TEXT, is_comparable
 from xidstream.pipeline.changelog.log_table import LogFile
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema.rows import CHANGE_TYPES, INSERT, SNAPSHOT, TRUNCATE, UPDATE_PREIMAGE
 

@@ -104,7 +104,7 @@ class TransactionsTable:
         ]
         wanted = (pc.field(_TIME) > pa.scalar(moment, pa.timestamp("us", "UTC"))) & (pc.field(_LSN) <= until)
         found = self._read(
-            later, [_LSN], wanted, lambda rows, file: pc.min(rows[_LSN]).as_py() < file.min_lsn
+            later, [_LSN, _TIME], wanted, lambda rows, file: pc.min(rows[_LSN]).as_py() < file.min_lsn
         )
         return int(pc.min(found[_LSN]).as_py()) if found.num_rows else None
 
@@ -115,7 +115,8 @@ class TransactionsTable:
         wanted: pc.Expression,
         is_enough: Callable[[pa.Table, LogFile], bool] = lambda rows, file: False,
     ) -> pa.Table:
-        """``is_enough``: whether with these rows the file, and those behind it, need not be read."""
+        """``names``: those of ``wanted`` among them. ``is_enough``: whether with these rows the file, and those behind
+        it, need not be read."""
         schema = pa.schema([self._table.schema.field(name) for name in names])
         found = schema.empty_table()
         with self._reading():

@@ -39,12 +39,13 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake import Schema as DeltaSchema
 from deltalake import Transaction as AppTransaction
@@ -58,6 +59,7 @@ from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.file_rows import rows_of_file
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated, check_commit
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, WrittenFile
@@ -388,15 +390,29 @@ class DeltaTableWriter:
 
     def read(self, columns: Sequence[str], lsn_column: str, first: int, last: int) -> pa.Table:
         """The rows of the snapshot whose ``lsn_column`` is from ``first`` to ``last``."""
-        return self._table.to_pyarrow_table(
-            columns=list(columns), filters=[(lsn_column, ">=", first), (lsn_column, "<=", last)]
-        )
+        files = self.files()
+        least, greatest = f"min.{lsn_column}", f"max.{lsn_column}"
+        if least in files.column_names:  # no file has statistics of it otherwise
+            is_in = (pc.field(least) <= last) & (pc.field(greatest) >= first)
+            files = files.filter(is_in | pc.field(least).is_null() | pc.field(greatest).is_null())
+        lsn = pc.field(lsn_column)
+        paths = files["path"].to_pylist()
+        rows = self._read(paths, dict.fromkeys([*columns, lsn_column]), (lsn >= first) & (lsn <= last))
+        return rows.select(list(columns))
 
     def rows_of(self, paths: Collection[str]) -> pa.Table:
         """The rows of these files of the snapshot, all columns. The paths are as in ``files``."""
-        dataset = self._table.to_pyarrow_dataset()
-        parts = [f for f in dataset.get_fragments() if f.path in paths]
-        return pa.concat_tables([part.to_table(schema=dataset.schema) for part in parts] or [dataset.head(0)])
+        return self._read([path for path in self.paths() if path in paths])
+
+    def _read(
+        self, paths: Iterable[str], names: Iterable[str] | None = None, wanted: pc.Expression | None = None
+    ) -> pa.Table:
+        self.check_plain()
+        schema = pa.schema(self._table.schema().to_arrow())
+        if names is not None:
+            schema = pa.schema([schema.field(name) for name in names])
+        read = (rows_of_file(self.location, path, schema, wanted) for path in paths)
+        return pa.concat_tables([schema.empty_table(), *read])
 
     def refresh(self) -> None:
         """Go on from the table as it is now."""

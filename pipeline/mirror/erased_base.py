@@ -33,13 +33,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.changelog.arrow_rows import in_schema
 from xidstream.pipeline.changelog.manifest import ManifestWriter, current
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import attempt_files, locations
+from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
 from xidstream.pipeline.log_tables.table_metadata import PREFIX
@@ -261,7 +261,7 @@ def _log_files_with(location: Location, keys: RowsOfKeys, version: int) -> list[
                 adds = [json.loads(line)["add"] for line in lines if line.startswith(b'{"add"')]
             elif checkpoint and int(checkpoint[1]) < version:
                 with location.open(path) as file:
-                    told = pq.read_table(file, columns=["add"])["add"]
+                    told = pq.ParquetFile(file).read(["add"])["add"]
                 adds = [add for add in told.to_pylist() if add]
             else:
                 continue

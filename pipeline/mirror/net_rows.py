@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from xidstream.pipeline.changelog.arrow_rows import CHANGE, TAKE_AWAY, TEXT, in_schema
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, TAKE_AWAY, TEXT
+from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile, NetCounts
 

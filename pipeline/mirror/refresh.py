@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from xidstream.pipeline.changelog.arrow_rows import in_schema
 from xidstream.pipeline.changelog.fold import base_alone, fold
 from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.changelog.manifest import ManifestLine, current
@@ -48,6 +47,7 @@ from xidstream.pipeline.changelog.tail import TailFacts, tail_facts
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.erased_marks import ERASURES
+from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror import rewrite

@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.types as pt
 
-from xidstream.pipeline.changelog.arrow_rows import CHANGE, TEXT, in_schema
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, TEXT
 from xidstream.pipeline.changelog.fold import DELETED
+from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import write_file

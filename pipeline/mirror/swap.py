@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from xidstream.pipeline.changelog.arrow_rows import CHANGE, in_schema, is_comparable
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, is_comparable
 from xidstream.pipeline.changelog.fold import net_changes
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import LogRows
 from xidstream.pipeline.changelog.tail import TailFacts
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import attempt_files
+from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.mirror import local_swap, rewrite
 from xidstream.pipeline.mirror.base_table import TEXT_FIELD, BaseTable
 from xidstream.pipeline.mirror.key_ranges import OWN, RangedKey

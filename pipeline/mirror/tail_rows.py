@@ -27,10 +27,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xidstream.pipeline.changelog.arrow_rows import CHANGE, TEXT, in_schema, is_comparable
+from xidstream.pipeline.changelog.arrow_rows import CHANGE, TEXT, is_comparable
 from xidstream.pipeline.changelog.log_table import LogFile
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import local_swap
 from xidstream.pipeline.mirror.key_ranges import RangedKey

@@ -400,7 +400,7 @@ class LogShortening:
 def _last_commit(location: Location, file: LogFile) -> int:
     """The greatest commit LSN of the messages in a file; 0 where none has one."""
     with reading(f"Delta table {locations.MESSAGES}"), location.open(file.path) as source:
-        found = pc.max(pq.read_table(source, columns=["commit_lsn"])["commit_lsn"]).as_py()
+        found = pc.max(pq.ParquetFile(source).read(["commit_lsn"])["commit_lsn"]).as_py()
     return found or 0
 
 

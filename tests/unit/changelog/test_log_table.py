@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,3 +55,17 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     message = r"Delta table public\.t cannot be read: PermissionError"
     with pytest.raises(StorageFault, match=message), reading("Delta table public.t"):
         raise PermissionError("refused")
+
+def test_a_program_that_ends_right_after_a_read_is_not_aborted(tmp_path: Path) -> None:
+    for lsn in range(8):
+        append(tmp_path, _commit_lsn=[lsn] * 1000, id=list(range(1000)))
+    program = (
+        "import sys\n"
+        "from xidstream.pipeline.changelog.log_table import LogTable\n"
+        "from xidstream.pipeline.log_tables.locations import Location\n"
+        "table = LogTable(Location.parse(sys.argv[1]))\n"
+        "assert table.read(['id']).num_rows == 8000\n"
+        "assert table.count(3) == 1000\n"
+    )
+    for _ in range(12):  # it was one in four
+        subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from xidstream.pipeline.changelog.arrow_rows import in_schema, is_comparable
+from xidstream.pipeline.changelog.arrow_rows import is_comparable
+from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import NearKeys, NetRows
 from xidstream.pipeline.mirror.plan import BaseFile, KeyRange, in_key_order
