@@ -21,7 +21,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from xidstream.actors.snapshots.steps import SnapshotSteps, Taken, repair_refused
 from xidstream.pipeline import events
@@ -38,7 +38,7 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
 )
 from xidstream.pipeline.initial_copy.progress import ReadingRate, Sums, progress_of
 from xidstream.pipeline.initial_copy.retry_backoff import RetryBackoff
-from xidstream.pipeline.initial_copy.snapshot_book import Needs, SnapshotBook
+from xidstream.pipeline.initial_copy.snapshot_book import Needs, NewLayout, SnapshotBook
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines, recovered
 from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine, SnapshotTables
 from xidstream.pipeline.pg import Lsn
@@ -306,7 +306,7 @@ class SnapshotCoordinator:
         if surveyed.sources is not None:
             self._sources = surveyed.sources
         self._fingerprint = None
-        needs = self._book.needs(self._sources, lines, surveyed.look.lsn)
+        needs = self._book.needs(self._sources, lines, surveyed.look.lsn, surveyed.end_lsn)
         if needs.ended and self._witnessed is not None:
             self._await_stream(surveyed.look.lsn)
         for line, reason in needs.ended:
@@ -314,10 +314,26 @@ class SnapshotCoordinator:
             self._tables.end(line, reason, witnessed)
             lines.end(line)
             self._tell_ended(line, reason)
-        if needs.is_proof:
+        if needs.is_proof and self._lay_out(needs.layouts):
             self._fingerprint = surveyed.fingerprint
-            self._note_proof(surveyed)
+            # The columns may be younger than the look's position: the next look proves more.
+            if not needs.layouts:
+                self._note_proof(surveyed)
         return needs
+
+    def _lay_out(self, layouts: Sequence[NewLayout]) -> bool:
+        """Tell the log of them, once it has all rows with the columns of before. Whether it was told of all."""
+        if not layouts:
+            return True
+        self._await_stream(max(layout.found_lsn for layout in layouts))
+        delivered = self._delivered()
+        ready = [each for each in layouts if delivered is not None and each.found_lsn <= delivered[0]]
+        if ready:
+            relations = [(each.source.relation, each.found_lsn) for each in ready]
+            self._tables.lay_out(relations, self._witnessed)
+            for layout in ready:
+                self._book.lay_out(layout)
+        return len(ready) == len(layouts)
 
     def _await_stream(self, lsn: Lsn) -> None:
         """For a while, until the sink knows all DDL up to ``lsn``."""

@@ -63,6 +63,12 @@ class SinkTables:
         """May be told behind the loop's end, as ``prove``."""
         self._on_sink(lambda tables: tables.extend(line, witnessed), after_end=True)
 
+    def lay_out(
+        self, found: Sequence[tuple[RelationVersion, Lsn]], witnessed: Witnessed | None = None
+    ) -> None:
+        """May be told behind the loop's end, as ``prove``."""
+        self._on_sink(lambda tables: tables.lay_out(found, witnessed), after_end=True)
+
     def reach(self, lsn: Lsn) -> None:
         self._on_sink(lambda tables: tables.reach(lsn))
 

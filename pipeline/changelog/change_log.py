@@ -248,6 +248,11 @@ class ChangeLog:
         return {name for tables in rows["tables"].to_pylist() for name in tables or ()}
 
     @property
+    def laid_out_lsn(self) -> Lsn:
+        """Up to here tables may have got other columns without any transaction of theirs."""
+        return Lsn(self._open(locations.TRANSACTIONS).watermark(locations.layouts_id(self._slot)) or 0)
+
+    @property
     def root(self) -> Location:
         """Where the log is."""
         return self._root

@@ -9,6 +9,10 @@ locked then, so none of them is newer than the snapshot's. But a transaction tha
 publication (another column list, ``publish_generated_columns``) may commit there, and its rows have the columns of
 before.
 
+Between the last look at the catalog that proves one layout and the first LSN that is known to have the next one
+(``after`` and ``since`` of ``relation_history``) there is no state: it would have too many columns, or too few. Rows of
+changes have a layout there, that of the stream.
+
 The key is the generation's, for as long as it stands.
 
 Called by ``table_at``, ``change_log`` and ``log_ranges``. No Spark job.
@@ -23,8 +27,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
-from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.errors import PreconditionMissing, StorageFault
 from xidstream.pipeline.log_tables.columns import TableColumn, shows
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.spark.spark_schemas import spark_schema
@@ -45,11 +50,17 @@ def shape_at(
     """``columns``, ``properties``: of the Delta table. ``slot``: application id of the one whose layouts count.
     ``bounds``: of the snapshot that stands at ``lsn``, if one is wanted.
 
-    Raises StorageFault where the properties are not what the sink writes, or name no such column.
+    Raises StorageFault where the properties are not what the sink writes, or name no such column; with ``bounds``
+    PreconditionMissing where the table was altered somewhere around ``lsn``.
     """
     own = [column for column in columns if column.name not in _CONTRACT]
     try:
-        chosen = _from_versions(own, json.loads(properties[VERSIONS]), lsn, slot, bounds)
+        versions: Sequence[dict[str, Any]] = [
+            version for version in json.loads(properties[VERSIONS]) if version["slot"] == slot
+        ]
+        if bounds is not None:
+            versions = _standing(table, versions, lsn, bounds)
+        chosen = _from_versions(own, versions, lsn)
     except (ValueError, TypeError, LookupError, AttributeError):
         raise StorageFault(
             f"the properties of the Delta table of {table} do not say which columns it has",
@@ -75,18 +86,27 @@ def layout_lsns(properties: Mapping[str, str], slot: str) -> list[int]:
         return []  # ``shape_at`` says what is wrong
 
 
+def _standing(
+    table: str, versions: Sequence[dict[str, Any]], lsn: int, bounds: SnapshotBounds
+) -> Sequence[dict[str, Any]]:
+    """The layouts that count for a state of the snapshot, at which the table was locked up to ``valid_from``."""
+    for version in versions:
+        after, since = max(version.get("after", lsn), int(bounds.valid_from)), version["since"]
+        if after < lsn < since:
+            raise PreconditionMissing(
+                f"table {table} is not known at {Lsn(lsn)}: its columns were altered somewhere after {Lsn(after)} and "
+                f"up to {Lsn(since)}",
+                remedy=f"ask for the state of {Lsn(after)} or before, or for that of {Lsn(since)} or later; with "
+                "`xidstream source prepare` the place of such a change is known",
+            )
+    return [v for v in versions if not bounds.place < v["since"] <= bounds.valid_from] or versions
+
+
 def _from_versions(
-    columns: Sequence[TableColumn],
-    versions: Sequence[dict[str, Any]],
-    lsn: int,
-    slot: str,
-    bounds: SnapshotBounds | None,
+    columns: Sequence[TableColumn], versions: Sequence[dict[str, Any]], lsn: int
 ) -> dict[str, list[TableColumn]]:
-    ours = [version for version in versions if version["slot"] == slot]
     by_name = {column.name: column for column in columns}
-    if bounds is not None:
-        ours = [v for v in ours if not bounds.place < v["since"] <= bounds.valid_from] or ours
-    upto = [version for version in ours if version["since"] <= lsn] or ours[:1]
+    upto = [version for version in versions if version["since"] <= lsn] or versions[:1]
     found = {}
     for name, taken in upto[-1]["columns"].items():
         earlier = [v["columns"][name]["column"] for v in reversed(upto[:-1]) if name in v["columns"]]

@@ -22,8 +22,9 @@ One instance for a run. Several threads use it, each for tables of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from xidstream.pipeline.errors import SnapshotInterrupted, UsageError
 from xidstream.pipeline.initial_copy.copy_schedule import Wanted
@@ -32,7 +33,13 @@ from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.snapshot.invalidation import reason_it_ended, renewed, signature_of
+from xidstream.pipeline.snapshot.invalidation import (
+    is_laid_out,
+    laid_out,
+    reason_it_ended,
+    renewed,
+    signature_of,
+)
 from xidstream.pipeline.snapshot.key_filter import BoundComparison, KeyFilter, Repair, bound
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.storage.keys import Layout
@@ -51,16 +58,28 @@ from xidstream.pipeline.storage.storage import Storage
 
 
 @dataclass(frozen=True)
+class NewLayout:
+    """Columns of a table whose generation ``number`` stands, of which the log has not been told. ``found_lsn``: a
+    position at which the table has them."""
+
+    source: PublishedSource
+    number: int
+    found_lsn: Lsn
+
+
+@dataclass(frozen=True)
 class Needs:
     """``wanted``: tables to take. ``ended``: generations to end, with their reasons. ``unwanted``: relids of tables
     that nobody wants any more, should they be in hand. ``is_proof``: whether every other generation, those that are
-    being committed included, is what the survey found. ``refused``: repairs that cannot be, and why."""
+    being committed included, is what the survey found. ``refused``: repairs that cannot be, and why. ``layouts``: what
+    the log is to be told before anything is proven; each comes again until it was (``lay_out``)."""
 
     wanted: tuple[Wanted, ...]
     ended: tuple[tuple[GenerationLine, str], ...]
     unwanted: tuple[int, ...]
     is_proof: bool
     refused: tuple[tuple[PublishedSource, str], ...] = ()
+    layouts: tuple[NewLayout, ...] = ()
 
 
 class SnapshotBook:
@@ -74,6 +93,8 @@ class SnapshotBook:
         # What a survey is compared with, and what a generation that begins is: one of the two sees the other.
         self._comparing = threading.Lock()
         self._surveyed: tuple[Lsn, dict[int, PublishedSource]] = (INVALID_LSN, {})
+        self._layouts: dict[tuple[int, int], NewLayout] = {}
+        """By generation: as it was first found, for as long as the log has not been told."""
 
     def is_wanting(self) -> bool:
         """Whether snapshots are wanted of all tables, or of one that a person asked for."""
@@ -105,15 +126,24 @@ class SnapshotBook:
         forget_taken(self._storage, self._layout, [generation])
 
     def needs(
-        self, sources: Sequence[PublishedSource], lines: Iterable[GenerationLine], surveyed_lsn: Lsn
+        self,
+        sources: Sequence[PublishedSource],
+        lines: Iterable[GenerationLine],
+        surveyed_lsn: Lsn,
+        end_lsn: Lsn = INVALID_LSN,
     ) -> Needs:
         """The needs of the tables that are published now, as a survey found them for which the WAL ended at
-        ``surveyed_lsn``."""
+        ``surveyed_lsn``. ``end_lsn``: where it ended behind the survey; 0/0 where the tables were as they are before
+        it."""
         with self._comparing:
-            return self._needs(sources, list(lines), surveyed_lsn)
+            return self._needs(sources, list(lines), surveyed_lsn, end_lsn or surveyed_lsn)
 
     def _needs(
-        self, sources: Sequence[PublishedSource], lines: Sequence[GenerationLine], surveyed_lsn: Lsn
+        self,
+        sources: Sequence[PublishedSource],
+        lines: Sequence[GenerationLine],
+        surveyed_lsn: Lsn,
+        end_lsn: Lsn,
     ) -> Needs:
         wishes = read_wishes(self._storage, self._layout)
         record = read_progress(self._storage, self._layout)
@@ -125,7 +155,7 @@ class SnapshotBook:
         standing = {
             line.relid: line for line in lines if line.is_ours and line.state is GenerationState.FINISHED
         }
-        ended = []
+        ended, layouts = [], []
         for relid, line in list(standing.items()):
             taken = self._taken.get((relid, line.number))
             spoiling = (each for each in parked if each.concerns(relid) and each.spoils(line.place))
@@ -136,6 +166,8 @@ class SnapshotBook:
                 reason = _reason(taken, source)
                 if reason is None and taken is not None and source is not None:
                     self._renew(taken, source)
+                    if (layout := self._new_layout(taken, source, end_lsn)) is not None:
+                        layouts.append(layout)
             if reason is not None:
                 del standing[relid]
                 ended.append((line, reason))
@@ -168,8 +200,28 @@ class SnapshotBook:
                 wanted.append(Wanted(source, waits, repair))
         told = {(line.relid, line.number) for line in lines}
         committing = (taken for name, taken in self._taken.items() if name not in told)
-        is_proof = all(_reason(each, published.get(each.generation.relid)) is None for each in committing)
-        return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof, tuple(refused))
+        is_proof = all(
+            _is_as_found(each.signature, published.get(each.generation.relid)) for each in committing
+        )
+        return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof, tuple(refused), tuple(layouts))
+
+    def _new_layout(self, taken: Taken, source: PublishedSource, end_lsn: Lsn) -> NewLayout | None:
+        name = _name(taken.generation)
+        if is_laid_out(self._taken[name].signature, source):
+            self._layouts.pop(name, None)
+            return None
+        found = self._layouts.get(name)
+        if found is None or found.source.relation != source.relation:
+            found = self._layouts[name] = NewLayout(source, taken.generation.number, end_lsn)
+        return found
+
+    def lay_out(self, layout: NewLayout) -> None:
+        """The log has been told."""
+        name = (layout.source.relation.relid, layout.number)
+        if (taken := self._taken.get(name)) is not None:
+            self._taken[name] = replace(taken, signature=laid_out(taken.signature, layout.source))
+            write_taken(self._storage, self._layout, self._taken[name])
+        self._layouts.pop(name, None)
 
     def _repair(self, where: KeyFilter, source: PublishedSource, line: GenerationLine | None) -> Repair | str:
         """What is to be repaired, or why nothing can be."""
@@ -223,7 +275,7 @@ class SnapshotBook:
         with self._comparing:
             surveyed_lsn, published = self._surveyed
             now = published.get(source.relation.relid)
-            if surveyed_lsn > bounds.place and reason_it_ended(signature_of(source), now) is not None:
+            if surveyed_lsn > bounds.place and not _is_as_found(signature_of(source), now):
                 return None
             return self._begin(source, bounds, last_number, where)
 
@@ -284,6 +336,11 @@ class SnapshotBook:
 
 def _name(generation: Generation) -> tuple[int, int]:
     return generation.relid, generation.number
+
+
+def _is_as_found(signature: Mapping[str, Any], now: PublishedSource | None) -> bool:
+    """Whether the table is the same, and has the same columns."""
+    return now is not None and reason_it_ended(signature, now) is None and is_laid_out(signature, now)
 
 
 def _reason(taken: Taken | None, source: PublishedSource | None) -> str | None:

@@ -142,6 +142,11 @@ class StagedSnapshots:
         if ended is not None:
             forget_told(self._storage, self._layout, [ended])
 
+    def lay_out(
+        self, found: Sequence[tuple[RelationVersion, Lsn]], witnessed: Witnessed | None = None
+    ) -> None:
+        """Nobody reads states of it."""
+
     def reach(self, lsn: Lsn) -> None:
         """A function has no log."""
 

@@ -54,6 +54,12 @@ def proven_id(application_id: str) -> str:
     return f"{application_id}/proven"
 
 
+def layouts_id(application_id: str) -> str:
+    """The application transaction of ``_transactions`` that tells the last LSN at which a look at the catalog found a
+    table in another layout (``snapshot_log.SnapshotLog.lay_out``). No transaction of the log may say so."""
+    return f"{application_id}/layouts"
+
+
 def cut_id(application_id: str) -> str:
     """The application transaction of a table that tells up to which commit LSN its log was cut
     (``pipeline.changelog.shortening``)."""

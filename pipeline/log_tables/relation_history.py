@@ -6,6 +6,9 @@ version's. So the table records each version whose rows it has, oldest first, as
 - ``slot``: the application id of the slot that brought it, because two slots may write below one root, and what one of
   them has seen says nothing of the other's place in the order;
 - ``since``: the commit LSN of the first transaction with rows of it, or the place of the snapshot that has it;
+- ``after``, where the layout was changed somewhere between the two: the last LSN that is known to have had the layout
+  before. What the table's columns were between ``after`` and ``since`` nobody knows. It is missing where ``since`` is
+  the very change, and in what an earlier xidstream wrote;
 - ``relid``; ``key``: the columns that name a row of the stream, null where only the whole row does, or nothing;
 - ``replica_identity``; ``columns``: source column → its PostgreSQL ``type``, and the Delta ``column`` that takes it.
 
@@ -19,6 +22,10 @@ Invariants:
 - A version is recorded before, or with, its first row.
 - Equal neighbours of a slot are one version. So the array grows with the ALTERs of the table, and with nothing else.
 
+A layout may have no row: ALTER TABLE … ADD COLUMN, and then nothing for a week. A look at the catalog brings it
+(``SnapshotLog.lay_out``), with ``after`` as the last LSN that an earlier look has proven. What the stream brought
+behind that LSN gets an ``after``, too, because the change lies somewhere before its first row.
+
 A snapshot stands at the end of the WAL while the stream may be far behind it. So a version may come to stand before one
 that is recorded already. If the two are equal, the later one goes.
 
@@ -30,6 +37,7 @@ Plain values. ``delta`` and ``snapshot_log`` say what they bring, ``delta_table`
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,18 +53,21 @@ VERSIONS: Final = "xidstream.versions"
 @dataclass(frozen=True)
 class VersionSince:
     """A relation version that has rows from ``since`` on. ``columns``: the Delta columns of its columns, in order;
-    what comes behind them (the contract's) does not matter."""
+    what comes behind them (the contract's) does not matter. ``after``: from a look at the catalog, up to where the
+    layout is known that was before; None from the stream, and where ``since`` is the very change."""
 
     slot: str
     since: int
     relation: RelationVersion
     columns: Sequence[str]
+    after: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         relation = self.relation
         return {
             "slot": self.slot,
             "since": self.since,
+            **({} if self.after is None else {"after": self.after}),
             "relid": relation.relid,
             "key": None if relation.key is None else list(relation.key),
             "replica_identity": relation.replica_identity.name.lower(),
@@ -79,6 +90,8 @@ def recorded_with(recorded: str | None, brought: Sequence[VersionSince], label: 
         is_new = False
         for version in brought:
             is_new |= _add(entries, version.to_json())
+            if version.after is not None:
+                is_new |= _mark(entries, version.slot, version.after)
     except (ValueError, TypeError, KeyError):
         raise SinkFailed(
             f"Delta table {label}: the property {VERSIONS} is not as this sink writes it",
@@ -98,9 +111,22 @@ def _add(entries: list[dict[str, Any]], new: dict[str, Any]) -> bool:
     later = ours[len(earlier) + len(at_once) :]
     if later and _without_since(later[0]) == _without_since(new):
         entries[:] = [entry for entry in entries if entry is not later[0]]
+        if "after" in later[0]:
+            new.setdefault("after", later[0]["after"])
     entries.insert(sum(entry["since"] <= since for entry in entries), new)
     return True
 
 
+def _mark(entries: list[dict[str, Any]], slot: str, after: int) -> bool:
+    """Have what the stream brought behind ``after`` say that its change lies somewhere before. Whether any did not."""
+    ours = [entry for entry in entries if entry["slot"] == slot]
+    is_new = False
+    for before, entry in itertools.pairwise(ours):
+        if entry["since"] > after and "after" not in entry:
+            entry["after"] = max(after, before["since"])
+            is_new = True
+    return is_new
+
+
 def _without_since(entry: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name != "since"}
+    return {name: value for name, value in entry.items() if name not in ("since", "after")}

@@ -309,19 +309,51 @@ class SnapshotLog:
     def complete(self) -> None:
         """The batches went on all the time."""
 
+    def lay_out(
+        self, found: Sequence[tuple[RelationVersion, Lsn]], witnessed: Witnessed | None = None
+    ) -> None:
+        """Have each table say that it has these columns from that LSN on, or from the DDL that made them where its
+        place is known. Behind what is proven, and before that, nobody knows them.
+
+        Then ``_transactions`` says that all is whole up to there, and that tables have another layout. What is told
+        already is not told again."""
+        for relation, found_lsn in found:
+            self._guarded(relation.name, partial(self._lay_out_one, relation, int(found_lsn), witnessed))
+        last = max(found_lsn for _, found_lsn in found)
+        self._move({locations.layouts_id(self._application_id): int(last)}, last)
+
+    def _lay_out_one(self, relation: RelationVersion, found_lsn: int, witnessed: Witnessed | None) -> None:
+        writer = self._tables.open(self._tables.key_of(relation.schema, relation.table), relation.name)
+        if writer is None:
+            return  # removed by hand: its snapshot is not whole, and whoever reads it is told
+        self._ownership.check(writer)
+        proven = self._proven()
+        with self._parking:
+            ddl = self._ddl.altered(relation.relid, proven, found_lsn, witnessed)
+        first, last = (proven, found_lsn) if ddl is None else (int(ddl[0]), int(ddl[1]))
+        placement = place(writer.columns, contract_schema(relation), self._tables.rules)
+        after = first if first < last else None
+        brought = VersionSince(self._application_id, last, relation, placement.names, after)
+        writer.take_columns(placement.columns)
+        writer.describe(NOTHING_KNOWN, [brought])
+
     def reach(self, lsn: Lsn) -> None:
         """Have ``_transactions`` say that all up to ``lsn`` is in the tables, though no transaction says so.
 
         Only for a position that the slot is confirmed to, and that no commit to come has. In a quiet database a
         snapshot would be valid from behind the newest commit of the log, and nobody could read its table.
         """
+        self._move({}, lsn)
 
+    def _move(self, marks: Mapping[str, int], lsn: Lsn) -> None:
         def move() -> None:
             writer = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
             assert writer is not None, "the sink has made it"
-            if writer.watermark(self._application_id) < lsn:
+            wanted = {self._application_id: int(lsn), **marks}
+            moved = {name: version for name, version in wanted.items() if writer.watermark(name) < version}
+            if moved:
                 self._ownership.check(writer)
-                writer.commit([], {self._application_id: int(lsn)}, marks=self._ownership.marks)
+                writer.commit([], moved, marks=self._ownership.marks)
 
         self._guarded(locations.TRANSACTIONS, move)
 

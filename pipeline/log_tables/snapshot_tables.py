@@ -107,6 +107,12 @@ class SnapshotTables(Protocol):
         """DDL ended the generation up to what was proven by then: have it stand up to the DDL itself, where nothing
         has happened in between that left no message."""
 
+    def lay_out(
+        self, found: Sequence[tuple[RelationVersion, Lsn]], witnessed: Witnessed | None = None
+    ) -> None:
+        """The tables have these columns at these positions, up to where the sink has every commit, though perhaps no
+        row with them. ``witnessed``: where all DDL left a message."""
+
     def reach(self, lsn: Lsn) -> None:
         """The sink has every commit up to ``lsn``, which is none itself."""
 

@@ -261,9 +261,10 @@ def _untouched(
     lsn: Lsn,
 ) -> Iterator[ManifestLine]:
     """The lines of tables that the log has nothing new of, by its transactions alone: hundreds of tables that nobody
-    changes are not looked at. The version that is named must be the table's newest: the log of another may go."""
+    changes are not looked at. After a change of columns every table is, because no transaction tells it. The version
+    that is named must be the table's newest: the log of another may go."""
     lines = list(lines)
-    if not lines:
+    if not lines or log.laid_out_lsn > lines[0].lsn:
         return
     touched = log.tables_between(Lsn(lines[0].lsn), lsn)
     for line in lines:

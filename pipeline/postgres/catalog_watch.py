@@ -26,7 +26,7 @@ from typing import Any, Final
 import psycopg
 
 from xidstream.pipeline.errors import EnvironmentFault
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import ColumnNames
 from xidstream.pipeline.postgres.admin import held_wal_bytes, read_slot, translated
 from xidstream.pipeline.postgres.ddl_trigger import installed
@@ -137,14 +137,22 @@ class CatalogWatch:
         version = connection.info.server_version
         seen = "pg_current_snapshot()::text" if version >= PG13 else "NULL"
         fingerprint, snapshot = _row(connection, f"{fingerprint_query(version)}, {seen}")
-        sources = None if fingerprint == known else self._sources(connection)
+        sources, end_lsn = None, INVALID_LSN
+        if fingerprint != known:
+            sources, end_lsn = self._sources(connection), self._wal_end(connection)
         held = held_wal_bytes(connection, read_slot(connection, self._slot))
         mark = installed(connection).mark if version >= PG14 else None
         cpu_s = time.thread_time() - began_s
-        return Surveyed(sources, held, look, fingerprint, cpu_s=cpu_s, mark=mark, snapshot=snapshot)
+        return Surveyed(
+            sources, held, look, fingerprint, cpu_s=cpu_s, mark=mark, snapshot=snapshot, end_lsn=end_lsn
+        )
 
     def _sources(self, connection: psycopg.Connection[Any]) -> tuple[PublishedSource, ...]:
         return survey_unless_locked(connection, self._publications, self._column_names)
+
+    def _wal_end(self, connection: psycopg.Connection[Any]) -> Lsn:
+        _, lsn, _ = _row(connection, _POSITION)
+        return Lsn.parse(lsn)
 
     def _position(self, connection: psycopg.Connection[Any]) -> Look:
         is_standby, lsn, waits_for_standby = _row(connection, _POSITION)

@@ -165,6 +165,19 @@ class KnownDdl:
             return proven
         return int(first.commit_lsn) - 1
 
+    def altered(
+        self, relid: int, since: int, until: int, witnessed: Witnessed | None
+    ) -> tuple[Lsn, Lsn] | None:
+        """The first and the last DDL of the table behind ``since`` and up to ``until``; None where none left a message,
+        or where some may have left none."""
+        if witnessed is None or since < max(witnessed.since, self._whole_from):
+            return None
+        between = [each for each in self._ddl if since < each.commit_lsn <= until]
+        if any(each.mark != witnessed.mark for each in between):
+            return None
+        own = [each.commit_lsn for each in between if relid in each.relids]
+        return (own[0], own[-1]) if own else None
+
 
 def read_ddl(commit_lsn: int, content: bytes, xid: int | None = None) -> Ddl | None:
     """``xid``: what the stream says of the message. None for what the event triggers did not write, or a later version

@@ -25,7 +25,11 @@ So the record of a generation is written anew where its witnesses changed (``ren
 - Under REPLICA IDENTITY FULL, the primary key that named the rows: it was dropped, or made again, so that two rows may
   have had one key. (A table that has no key gets along with one: whole rows still name themselves.)
 
-What does not end it: ADD COLUMN without a default, DROP COLUMN, VACUUM FULL, TRUNCATE (the stream has it), ANALYZE,
+What does not end it, but is another layout (``is_laid_out``), which the log has to be told: ADD COLUMN without a
+default, DROP COLUMN, and ALTER TYPE that keeps all values. The stream says it with the table's next row, and that may
+be a week later.
+
+What does not end it: VACUUM FULL, TRUNCATE (the stream has it), ANALYZE,
 indexes, and a publication that publishes the table as well.
 """
 
@@ -56,10 +60,7 @@ def signature_of(source: PublishedSource) -> dict[str, Any]:
         "change_filters": list(source.change_filters),
         "left_out": list(source.left_out),
         "replica_identity": relation.replica_identity.value,
-        "columns": [
-            [attnum, c.name, c.type_oid, c.type_modifier, c.is_key, c.base_type_name]
-            for attnum, c in zip(source.attnums, relation.columns, strict=True)
-        ],
+        "columns": _layout_of(source),
         "leaves": [[leaf.relid, leaf.file_node] for leaf in source.leaves],
         "expressions": [list(each) for each in source.expressions],
         "primary_key": None if source.primary_key is None else source.primary_key.constraint,
@@ -73,6 +74,23 @@ def renewed(then: Mapping[str, Any], now: PublishedSource) -> dict[str, Any] | N
     """The signature of a generation that stands, with the witnesses of ``now``; None where they are the same."""
     witnesses = _witnesses_of(now)
     return None if then["witnesses"] == witnesses else {**then, "witnesses": witnesses}
+
+
+def is_laid_out(then: Mapping[str, Any], now: PublishedSource) -> bool:
+    """Whether the log has been told of the columns of ``now``."""
+    return bool(then.get("layout", then["columns"]) == _layout_of(now))
+
+
+def laid_out(then: Mapping[str, Any], now: PublishedSource) -> dict[str, Any]:
+    """The signature of a generation that stands, when the log has been told of the columns of ``now``."""
+    return {**then, "layout": _layout_of(now)}
+
+
+def _layout_of(source: PublishedSource) -> list[list[Any]]:
+    return [
+        [attnum, c.name, c.type_oid, c.type_modifier, c.is_key, c.base_type_name]
+        for attnum, c in zip(source.attnums, source.relation.columns, strict=True)
+    ]
 
 
 def _witnesses_of(source: PublishedSource) -> dict[str, list[Any]]:

@@ -115,7 +115,9 @@ class Surveyed:
     """What is published now (None: what ``fingerprint`` was told of before), how much WAL the server keeps for the slot
     (None: it is not known), what the look proves, up to where the sink has all (0/0: it is not known), and what it cost
     the process that asked. ``mark``: of the event triggers that tell of DDL, read last (``postgres.ddl_trigger``).
-    ``snapshot``: the transactions that the look has seen (``pg_current_snapshot``, 13+)."""
+    ``snapshot``: the transactions that the look has seen (``pg_current_snapshot``, 13+). ``end_lsn``: the WAL's end
+    behind the look: what it found was so at that position. 0/0 where ``sources`` is None: what was found earlier is so
+    at the look's own."""
 
     sources: tuple[PublishedSource, ...] | None
     held_wal_bytes: int | None
@@ -125,6 +127,7 @@ class Surveyed:
     cpu_s: float = 0.0
     mark: int | None = None
     snapshot: str | None = None
+    end_lsn: Lsn = INVALID_LSN
 
 
 @dataclass(frozen=True)

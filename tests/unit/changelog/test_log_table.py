@@ -56,6 +56,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageFault, match=message), reading("Delta table public.t"):
         raise PermissionError("refused")
 
+
 def test_a_program_that_ends_right_after_a_read_is_not_aborted(tmp_path: Path) -> None:
     for lsn in range(8):
         append(tmp_path, _commit_lsn=[lsn] * 1000, id=list(range(1000)))
