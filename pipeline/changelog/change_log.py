@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.changelog.consumers import Consumer, ConsumerPosition, read_positions
 from xidstream.pipeline.changelog.generations import (
@@ -34,6 +34,7 @@ from xidstream.pipeline.changelog.log_fold import fold_of
 from xidstream.pipeline.changelog.log_table import MAX_LSN, LogTable, reading
 from xidstream.pipeline.changelog.manifest import Base, base_at, base_of, read_lines
 from xidstream.pipeline.changelog.net import log_rows, net_rows
+from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.shapes import shape_at
 from xidstream.pipeline.changelog.shortening import oldest_state, stretches_of
 from xidstream.pipeline.changelog.slots import (
@@ -223,6 +224,8 @@ class ChangeLog:
         if not net:
             return log_rows(spark, *self._layout_at(table, upto), behind, upto)
         at = self.table_at(table, upto)
+        # Changes from before the snapshot may be among them.
+        at = replace(at, shape=self._layout_at(table, upto, at.shape.key)[1])
         if at.shape.key is None:
             raise UsageError(f"table {at.shape.table} has no key: its rows have no net changes")
         known = behind >= at.generation.bounds.valid_from
@@ -377,9 +380,11 @@ class ChangeLog:
         times = behind[_TIMESTAMP].to_pylist()
         return f"{lsn} (the next commit is of {times[0].isoformat()})" if times and times[0] else str(lsn)
 
-    def _layout_at(self, table: str | TableName, lsn: Lsn) -> tuple[LogTable, Any]:
+    def _layout_at(
+        self, table: str | TableName, lsn: Lsn, key: tuple[str, ...] | None = None
+    ) -> tuple[LogTable, TableShape]:
         name, log_table = self._log_table(table)
-        shape = shape_at(name, log_table.columns, log_table.properties, None, int(lsn), self._slot)
+        shape = shape_at(name, log_table.columns, log_table.properties, key, int(lsn), self._slot)
         return log_table, shape
 
     def _log_table(self, table: str | TableName) -> tuple[str, LogTable]:

@@ -13,6 +13,9 @@ Between the last look at the catalog that proves one layout and the first LSN th
 (``after`` and ``since`` of ``relation_history``) there is no state: it would have too many columns, or too few. Rows of
 changes have a layout there, that of the stream.
 
+A column may be held in one of a wider type, which an earlier column of its name had. A state has it in its own type.
+Changes have it in the wider one, because those of the earlier column are among them.
+
 The key is the generation's, for as long as it stands.
 
 Called by ``table_at``, ``change_log`` and ``log_ranges``. No Spark job.
@@ -28,7 +31,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
 from xidstream.pipeline.errors import PreconditionMissing, StorageFault
-from xidstream.pipeline.log_tables.columns import TableColumn, shows
+from xidstream.pipeline.log_tables.columns import TableColumn, shows, type_named
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -60,7 +63,7 @@ def shape_at(
         ]
         if bounds is not None:
             versions = _standing(table, versions, lsn, bounds)
-        chosen = _from_versions(own, versions, lsn)
+        chosen = _from_versions(own, versions, lsn, is_state=bounds is not None)
     except (ValueError, TypeError, LookupError, AttributeError):
         raise StorageFault(
             f"the properties of the Delta table of {table} do not say which columns it has",
@@ -69,10 +72,10 @@ def shape_at(
     missing = [name for name in key or () if name not in chosen]
     if missing:
         raise StorageFault(f"the Delta table of {table} has no column for its key {', '.join(missing)}")
-    types = spark_schema(pa.schema([held[0].field for held in chosen.values()]))
+    types = spark_schema(pa.schema([pa.field(name, type_) for name, (type_, _) in chosen.items()]))
     shapes = {
         name: ColumnShape(field.dataType, tuple(column.name for column in held))
-        for (name, held), field in zip(chosen.items(), types.fields, strict=True)
+        for (name, (_, held)), field in zip(chosen.items(), types.fields, strict=True)
     }
     return TableShape(table, shapes, key)
 
@@ -103,8 +106,8 @@ def _standing(
 
 
 def _from_versions(
-    columns: Sequence[TableColumn], versions: Sequence[dict[str, Any]], lsn: int
-) -> dict[str, list[TableColumn]]:
+    columns: Sequence[TableColumn], versions: Sequence[dict[str, Any]], lsn: int, *, is_state: bool
+) -> dict[str, tuple[pa.DataType, list[TableColumn]]]:
     by_name = {column.name: column for column in columns}
     upto = [version for version in versions if version["since"] <= lsn] or versions[:1]
     found = {}
@@ -112,7 +115,8 @@ def _from_versions(
         earlier = [v["columns"][name]["column"] for v in reversed(upto[:-1]) if name in v["columns"]]
         names = dict.fromkeys([taken["column"], *earlier])
         newest = by_name[taken["column"]]
-        found[name] = [newest, *_castable([by_name[each] for each in names if each != newest.name], newest)]
+        held = [newest, *_castable([by_name[each] for each in names if each != newest.name], newest)]
+        found[name] = (type_named(taken["shown"]) if is_state and "shown" in taken else newest.type, held)
     return found
 
 

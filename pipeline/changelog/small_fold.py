@@ -149,8 +149,9 @@ def _read(log: TableAt, file: LogFile, fields: Sequence[pa.Field]) -> pa.Table:
         parquet = pq.ParquetFile(source, pre_buffer=not table.is_local)
         there = set(parquet.schema_arrow.names)
         read = parquet.read([each for each in sources.values() if each in there])
-    rows = in_schema(pa.table({name: read[each] for name, each in sources.items() if each in there}), schema)
-    return rows.filter(_counts(log, rows))
+    rows = pa.table({name: read[each] for name, each in sources.items() if each in there})
+    # First what counts: others may be of an earlier column, whose values another type cannot hold.
+    return in_schema(rows.filter(_counts(log, rows)), schema)
 
 
 def _counts(log: TableAt, rows: pa.Table) -> pa.ChunkedArray:

@@ -47,6 +47,7 @@ _NAMES: Final = {
     pa.binary(): "binary",
     pa.date32(): "date",
 }
+_NUMBERS: Final = {_NAMES[type_]: type_ for type_ in (*_INTEGER_DIGITS, pa.float32(), pa.float64())}
 
 
 def delta_type_name(type_: pa.DataType) -> str:
@@ -60,6 +61,18 @@ def delta_type_name(type_: pa.DataType) -> str:
     if pt.is_map(type_):
         return f"map<{delta_type_name(type_.key_type)},{delta_type_name(type_.item_type)}>"
     return _NAMES[type_]
+
+
+def type_named(name: str) -> pa.DataType:
+    """The number type, or list of one, that ``delta_type_name`` names. Raises ValueError for any other name."""
+    if match := re.fullmatch(r"array<(.+)>", name):
+        return pa.list_(type_named(match[1]))
+    if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", name):
+        return pa.decimal128(int(match[1]), int(match[2]))
+    found = _NUMBERS.get(name)
+    if found is None:
+        raise ValueError(f"no type of numbers is called {name}")
+    return found
 
 
 def holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
@@ -136,6 +149,12 @@ class Placement:
     columns: tuple[TableColumn, ...]
     additions: tuple[TableColumn, ...]
     names: tuple[str, ...]
+
+    @property
+    def targets(self) -> tuple[TableColumn, ...]:
+        """The target of each incoming column, in order."""
+        by_name = {column.name: column for column in self.columns}
+        return tuple(by_name[name] for name in self.names)
 
     def is_verbatim(self, incoming: pa.Schema, rules: ColumnRules = DELTA) -> bool:
         """Whether each column of ``incoming`` goes to the one of its own name, and of a type that readers take for it:

@@ -11,6 +11,7 @@ version's. So the table records each version whose rows it has, oldest first, as
   the very change, and in what an earlier xidstream wrote;
 - ``relid``; ``key``: the columns that name a row of the stream, null where only the whole row does, or nothing;
 - ``replica_identity``; ``columns``: source column → its PostgreSQL ``type``, and the Delta ``column`` that takes it.
+  ``shown`` is the Delta type of its own, where that column's is a wider one (an earlier column of the name had it).
 
 A row of a slot is in the layout of the last of the slot's versions whose ``since`` is not above its ``_commit_lsn``.
 The one exception is a transaction that altered the table midway. Its rows are of the versions with its LSN as
@@ -44,7 +45,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from xidstream.pipeline.errors import SinkFailed
-from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.log_tables.columns import TableColumn, delta_type_name, holds
+from xidstream.pipeline.schema import Column, RelationVersion
 from xidstream.pipeline.schema.type_names import type_name
 
 VERSIONS: Final = "xidstream.versions"
@@ -52,14 +54,14 @@ VERSIONS: Final = "xidstream.versions"
 
 @dataclass(frozen=True)
 class VersionSince:
-    """A relation version that has rows from ``since`` on. ``columns``: the Delta columns of its columns, in order;
+    """A relation version that has rows from ``since`` on. ``columns``: the table's columns for its own, in order;
     what comes behind them (the contract's) does not matter. ``after``: from a look at the catalog, up to where the
     layout is known that was before; None from the stream, and where ``since`` is the very change."""
 
     slot: str
     since: int
     relation: RelationVersion
-    columns: Sequence[str]
+    columns: Sequence[TableColumn]
     after: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -72,10 +74,15 @@ class VersionSince:
             "key": None if relation.key is None else list(relation.key),
             "replica_identity": relation.replica_identity.name.lower(),
             "columns": {
-                column.name: {"type": type_name(column), "column": target}
+                column.name: {"type": type_name(column), "column": target.name, **_shown(column, target)}
                 for column, target in zip(relation.columns, self.columns, strict=False)
             },
         }
+
+
+def _shown(column: Column, target: TableColumn) -> dict[str, str]:
+    own = column.type.arrow
+    return {"shown": delta_type_name(own)} if target.type != own and holds(target.type, own) else {}
 
 
 def recorded_with(recorded: str | None, brought: Sequence[VersionSince], label: str) -> str | None:

@@ -172,7 +172,7 @@ class SnapshotLog:
             found = self._tables.open(key, relation.name)
             columns = () if found is None else found.columns
             placement = place(columns, contract_schema(relation), self._tables.rules)
-            brought = [VersionSince(self._application_id, place_lsn, relation, placement.names)]
+            brought = [VersionSince(self._application_id, place_lsn, relation, placement.targets)]
             writer = found or self._tables.open_or_create(
                 key, relation.name, placement.columns, about, brought
             )
@@ -333,7 +333,7 @@ class SnapshotLog:
         first, last = (proven, found_lsn) if ddl is None else (int(ddl[0]), int(ddl[1]))
         placement = place(writer.columns, contract_schema(relation), self._tables.rules)
         after = first if first < last else None
-        brought = VersionSince(self._application_id, last, relation, placement.names, after)
+        brought = VersionSince(self._application_id, last, relation, placement.targets, after)
         writer.take_columns(placement.columns)
         writer.describe(NOTHING_KNOWN, [brought])
 

@@ -259,7 +259,9 @@ class LogSink:
         columns, placements = place_all(() if writer is None else writer.columns, parts.schemas, rules)
         about = self._tables.about(parts.appearances[-1].relation)
         brought = [
-            VersionSince(self._application_id, each.commit_lsn, each.relation, placements[each.layout].names)
+            VersionSince(
+                self._application_id, each.commit_lsn, each.relation, placements[each.layout].targets
+            )
             for each in parts.appearances
         ]
         if writer is None:

@@ -86,7 +86,7 @@ def run_steps(
     began_s = time.monotonic()
     n = n_told = 0
     try:
-        log = _log_of(query, str(folder / "delta"))
+        log = log_of(query, str(folder / "delta"))
         watcher = Watcher(source, log, spark, settings.seed)
         while n < settings.n_steps and time.monotonic() < settings.until_s:
             source.step()
@@ -116,7 +116,7 @@ def run_steps(
     return Result(settings.seed, n, seconds, watcher.verdict, frozenset(unread), dict(source.counts))
 
 
-def _log_of(query: Any, uri: str) -> ChangeLog:
+def log_of(query: Any, uri: str) -> ChangeLog:
     """When the run has written something that can be read."""
     deadline = time.monotonic() + _START_S
     while True:

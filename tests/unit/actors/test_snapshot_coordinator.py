@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from xidstream.actors.snapshots import coordinator
 from xidstream.actors.snapshots.coordinator import SnapshotCoordinator
 from xidstream.actors.snapshots.sink_tables import SinkTables
 from xidstream.actors.snapshots.steps import Taken as TableTaken
@@ -281,6 +282,39 @@ def test_an_end_that_a_look_finds_waits_for_the_ddls_message_and_tells_the_sink_
     taking._lines, taking._witnessed = SnapshotLines([line]), None
     taking._compare(Surveyed((changed,), None, look, "second"), taking._lines)
     assert told[0] == ("end", line, reason, None), "nobody knows of triggers"
+
+
+def test_columns_that_a_look_finds_are_told_when_the_log_is_whole_up_to_it_and_nothing_is_proven_before(
+    taking: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_STREAM_WAIT_S", 0.0)
+    published = dataclasses.replace(SOURCE, published_as='["table 1"]')
+    columns = (*RELATION.columns, Column("note", 25, -1, False))
+    relation = dataclasses.replace(RELATION, columns=columns)
+    grown = dataclasses.replace(published, relation=relation, attnums=(1, 2))
+    line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
+    taking._tables = tables = Told()
+    told = tables.calls
+    taking._lines = SnapshotLines([line])
+    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
+
+    def look(lsn: int, delivered: int) -> None:
+        taking._delivered = lambda: (Lsn(delivered), Lsn(0x9000))
+        at = Look(Lsn(lsn), frozenset(), waits_for_standby=False, at_s=0.0)
+        found = Surveyed((grown,), None, at, "second", Lsn(delivered), mark=7, end_lsn=Lsn(lsn + 8))
+        assert taking._lines is not None
+        taking._witnessed = Witnessed(7, Lsn(0x5000))
+        taking._compare(found, taking._lines)
+
+    look(0x6000, delivered=0x6007)
+    assert told == [] and taking._fingerprint is None
+    look(0x7000, delivered=0x6008)
+    assert told == [("lay_out", [(relation, Lsn(0x6008))], Witnessed(7, Lsn(0x5000)))], (
+        "as it was found first"
+    )
+    assert taking._fingerprint == "second", "the next look need not read the catalog"
+    look(0x8000, delivered=0x8000)
+    assert told[1:] == [("prove", Lsn(0x8000), None)]
 
 
 REPAIR = Repair(parse_key_filter("id < 7"), number=1)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from xidstream.pipeline.changelog.shapes import shape_at
-from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.errors import PreconditionMissing, StorageFault
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -94,3 +94,40 @@ def test_a_layout_of_before_that_comes_while_the_snapshot_is_taken_does_not_coun
         assert names == (["id", "note"] if lsn < 100 else ["id"]), lsn
     later = SnapshotBounds(Lsn(100), Lsn(110), 1, 1, (), 0)
     assert [*shape_at("t", COLUMNS, texts, ("id",), 130, SLOT, later).columns] == ["id", "note"]
+
+
+def test_a_state_has_no_columns_where_nobody_knows_whether_the_table_was_altered_by_then() -> None:
+    versions = [version(40, id="id"), {**version(300, id="id", note="note"), "after": 200}]
+    texts = {"xidstream.versions": json.dumps(versions)}
+
+    def names(lsn: int, bounds: SnapshotBounds | None) -> list[str]:
+        return [*shape_at("t", COLUMNS, texts, ("id",), lsn, SLOT, bounds).columns]
+
+    bounds = SnapshotBounds(Lsn(40), Lsn(60), 1, 1, (), 0)
+    assert names(200, bounds) == ["id"] and names(300, bounds) == ["id", "note"]
+    for lsn in (201, 299):
+        with pytest.raises(
+            PreconditionMissing, match=r"its columns were altered .* after 0/C8 and up to 0/12C"
+        ):
+            names(lsn, bounds)
+        assert names(lsn, None) == ["id"], "changes have the columns that came with them"
+    locked = SnapshotBounds(Lsn(40), Lsn(250), 1, 1, (), 0)
+    assert names(250, locked) == ["id"], "it was locked up to there"
+    with pytest.raises(PreconditionMissing, match="after 0/FA"):
+        names(251, locked)
+
+
+def test_a_state_has_a_column_in_its_own_type_and_changes_in_the_wider_one_that_holds_it() -> None:
+    columns = (TableColumn("n", pa.float64(), "n"), TableColumn("d", pa.decimal128(20, 4), "d"))
+    second = version(200, n="n", d="d")
+    second["columns"]["n"]["shown"] = "integer"
+    texts = {"xidstream.versions": json.dumps([version(40, n="n", d="d"), second])}
+    bounds = SnapshotBounds(Lsn(40), Lsn(60), 1, 1, (), 0)
+
+    def types(lsn: int, bounds: SnapshotBounds | None) -> list[str]:
+        shape = shape_at("t", columns, texts, None, lsn, SLOT, bounds)
+        return [column.type.simpleString() for column in shape.columns.values()]
+
+    assert types(199, bounds) == ["double", "decimal(20,4)"]
+    assert types(200, bounds) == ["int", "decimal(20,4)"]
+    assert types(200, None) == ["double", "decimal(20,4)"]

@@ -34,7 +34,9 @@ ABOUT = metadata_of_source(RELATION)
 
 
 def since(lsn: int, relation: RelationVersion = RELATION) -> VersionSince:
-    return VersionSince(APP, lsn, relation, [column.name for column in relation.columns])
+    return VersionSince(
+        APP, lsn, relation, [TableColumn(c.name, c.type.arrow, c.name) for c in relation.columns]
+    )
 
 
 @pytest.fixture

@@ -433,3 +433,45 @@ def test_a_next_snapshot_is_placed_behind_all_of_the_tables_name(storage: Storag
     assert (
         book_of(storage).last_place(again) == BOUNDS.place and book_of(storage).last_place(source_of(3)) == 0
     )
+
+
+def grown(source: PublishedSource) -> PublishedSource:
+    """With a column that was added without a default."""
+    return dataclasses.replace(altered(source), filled_in=())
+
+
+def test_columns_that_no_row_brings_are_to_be_told_until_the_log_has_been_also_by_the_next_run(
+    storage: Storage,
+) -> None:
+    source = source_of(1)
+    line = taken(storage, source)
+    book = book_of(storage)
+    assert book.needs([source], [line], Lsn(130), Lsn(131)).layouts == ()
+    (layout,) = book.needs([grown(source)], [line], Lsn(140), Lsn(145)).layouts
+    assert (layout.source, layout.number, layout.found_lsn) == (grown(source), 1, Lsn(145))
+    assert book.needs([grown(source)], [line], Lsn(150), Lsn(155)).layouts == (layout,), (
+        "as it was found first"
+    )
+    (again,) = book_of(storage).needs([grown(source)], [line], Lsn(160)).layouts
+    assert again.found_lsn == Lsn(160)
+    book.lay_out(layout)
+    for each in (book, book_of(storage)):
+        needs = each.needs([grown(source)], [line], Lsn(170))
+        assert needs.layouts == () and needs.ended == () and needs.is_proof
+    (dropped,) = book.needs([source], [line], Lsn(180)).layouts
+    assert dropped.source == source
+
+
+def test_a_generation_in_hand_with_columns_that_are_new_proves_nothing_and_does_not_begin(
+    storage: Storage,
+) -> None:
+    """It would be told with the columns of before, and what is proven by then be read with them."""
+    source = source_of(1)
+    book = book_of(storage)
+    book.needs([grown(source)], [], Lsn(125))
+    assert book.begin(source, BOUNDS, 0) is None
+    book.needs([source], [], Lsn(126))
+    generation = book.begin(source, BOUNDS, 0)
+    assert generation is not None
+    assert not book.needs([grown(source)], [], Lsn(150)).is_proof
+    assert book.needs([grown(source)], [told(generation)], Lsn(160)).is_proof

@@ -7,9 +7,11 @@ import itertools
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.log_tables.columns import TableColumn, type_named
 from xidstream.pipeline.log_tables.relation_history import VersionSince, recorded_with
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 
@@ -20,7 +22,9 @@ C = dataclasses.replace(A, replica_identity=ReplicaIdentity.FULL)
 
 
 def at(since: int, relation: RelationVersion, slot: str = "7/shop/s") -> VersionSince:
-    return VersionSince(slot, since, relation, [column.name for column in relation.columns])
+    return VersionSince(
+        slot, since, relation, [TableColumn(c.name, c.type.arrow, c.name) for c in relation.columns]
+    )
 
 
 def recorded(*batches: list[VersionSince]) -> str:
@@ -45,7 +49,13 @@ def _layout(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_version_tells_its_key_identity_types_and_the_columns_that_take_it() -> None:
-    version = VersionSince("7/shop/s", 20, B, ["id", "name__string", "more", "_change_type"])
+    targets = [
+        TableColumn("id", pa.float64(), "id"),
+        TableColumn("name__string", pa.string(), "name"),
+        TableColumn("more", pa.decimal128(10, 2), "more"),
+        TableColumn("_change_type", pa.string(), "_change_type"),
+    ]
+    version = VersionSince("7/shop/s", 20, B, targets)
     assert json.loads(recorded([version])) == [
         {
             "slot": "7/shop/s",
@@ -133,3 +143,57 @@ def test_a_record_that_somebody_changed_is_an_error_that_says_what_to_do(value: 
     with pytest.raises(SinkFailed, match=r"public\.t: the property xidstream\.versions") as caught:
         recorded_with(value, [at(20, A)], "public.t")
     assert "remove it" in (caught.value.remedy or "")
+
+
+def seen(since: int, after: int | None, relation: RelationVersion) -> VersionSince:
+    """By a look at the catalog, when up to ``after`` the layout of before was proven."""
+    return dataclasses.replace(at(since, relation), after=after)
+
+
+def bounds(value: str) -> list[tuple[int | None, int]]:
+    return [(entry.get("after"), entry["since"]) for entry in json.loads(value)]
+
+
+def test_a_layout_that_a_look_at_the_catalog_found_says_since_when_it_may_have_been_there() -> None:
+    value = recorded([at(5, A)], [seen(40, 20, B)])
+    assert sinces(value) == [(5, "a"), (40, "b")] and bounds(value) == [(None, 5), (20, 40)]
+    assert recorded_with(value, [seen(40, 20, B)], "t") is value, "the same look, told again"
+    assert recorded_with(value, [at(60, B)], "t") is value, "its first row"
+    assert bounds(recorded([at(5, A)], [seen(40, None, B)])) == [(None, 5), (None, 40)], "its DDL is known"
+
+
+def test_what_the_stream_brought_behind_what_is_proven_was_altered_somewhere_before_it() -> None:
+    """The first row is of 30, and another layout's of 35. Up to 20 the first one is proven."""
+    assert bounds(recorded([at(5, A)], [at(30, B)], [seen(40, 20, B)])) == [(None, 5), (20, 30)]
+    value = recorded([at(5, A)], [at(30, B), at(35, C)], [seen(40, 20, C)])
+    assert bounds(value) == [(None, 5), (20, 30), (30, 35)]
+    assert recorded_with(value, [seen(40, 20, C)], "t") is value
+    value = recorded([at(5, A), at(10, B)], [seen(40, 20, B)])
+    assert bounds(value) == [(None, 5), (None, 10)], "what is proven by then is known"
+
+
+def test_a_row_that_comes_before_where_a_look_found_its_layout_takes_its_place() -> None:
+    value = recorded([at(5, A)], [seen(40, 20, B)], [at(30, B)])
+    assert sinces(value) == [(5, "a"), (30, "b")] and bounds(value) == [(None, 5), (20, 30)]
+
+
+def test_a_column_that_an_earlier_ones_wider_column_takes_says_what_its_own_type_is() -> None:
+    numbers = (
+        Column("i", 23, -1, False),
+        Column("n", 1700, (6 << 16 | 2) + 4, False),
+        Column("l", 1007, -1, False),
+    )
+    wide = [pa.float64(), pa.decimal128(20, 4), pa.list_(pa.int64())]
+    targets = [TableColumn(c.name, type_, c.name) for c, type_ in zip(numbers, wide, strict=True)]
+    (entry,) = json.loads(
+        recorded([VersionSince("7/shop/s", 5, dataclasses.replace(A, columns=numbers), targets)])
+    )
+    shown = {name: column["shown"] for name, column in entry["columns"].items()}
+    assert shown == {"i": "integer", "n": "decimal(6,2)", "l": "array<integer>"}
+    assert [type_named(name) for name in shown.values()] == [
+        pa.int32(),
+        pa.decimal128(6, 2),
+        pa.list_(pa.int32()),
+    ]
+    with pytest.raises(ValueError, match="timestamp"):
+        type_named("timestamp")

@@ -603,15 +603,21 @@ def test_a_run_that_wants_no_snapshot_makes_no_table_and_one_that_does_is_not_to
     assert run.lines(False) == []
 
 
-def test_a_log_is_told_to_be_whole_up_to_where_its_snapshots_are_valid_from_and_never_falls_back(
-    tmp_path: Path,
-) -> None:
-    log = log_of(tmp_path)
-    transactions = tmp_path / "_transactions"
+def transactions_of(root: Path) -> Path:
+    """Made, as the sink makes it."""
+    transactions = root / "_transactions"
     columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     DeltaTableWriter.open_or_create(
         Location.parse(str(transactions)), "_transactions", columns, NOTHING_KNOWN
     )
+    return transactions
+
+
+def test_a_log_is_told_to_be_whole_up_to_where_its_snapshots_are_valid_from_and_never_falls_back(
+    tmp_path: Path,
+) -> None:
+    log = log_of(tmp_path)
+    transactions = transactions_of(tmp_path)
     for lsn in (120, 120, 110):
         log.reach(Lsn(lsn))
         table = DeltaTable(str(transactions))
@@ -694,3 +700,45 @@ def test_the_rows_that_an_erasure_took_between_a_snapshot_and_its_line_are_not_m
     assert log.commit(GENERATION, None)
     (line,) = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
     assert line["rows"] == 5 and ids(tmp_path) == [0, 3, 4]
+
+
+GROWN = dataclasses.replace(RELATION, columns=(*RELATION.columns, Column("note", 25, -1, False)))
+
+
+def of_layouts(root: Path) -> list[tuple[int | None, int, list[str]]]:
+    text = DeltaTable(str(root / "public.a~2Eb")).metadata().configuration["xidstream.versions"]
+    return [(each.get("after"), each["since"], [*each["columns"]]) for each in json.loads(text)]
+
+
+def test_columns_that_no_row_has_brought_are_the_logs_from_where_a_look_has_found_them(
+    tmp_path: Path,
+) -> None:
+    transactions_of(tmp_path)
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(3)))
+    log.reach(Lsn(120))
+    log.prove(Lsn(130))
+    for _ in range(2):
+        log.lay_out([(GROWN, Lsn(200))])
+    assert of_layouts(tmp_path) == [(None, 99, ["id", "name"]), (130, 200, ["id", "name", "note"])]
+    assert ChangeLog(str(tmp_path)).last_commit_lsn == 200, "the log is whole up to there"
+    log.prove(Lsn(200))
+    opened = ChangeLog(str(tmp_path))
+    assert opened.laid_out_lsn == 200
+    for lsn, names in ((130, ["id", "name"]), (200, ["id", "name", "note"])):
+        assert [*opened.table_at(("public", "a.b"), Lsn(lsn)).shape.columns] == names
+    with pytest.raises(PreconditionMissing, match="its columns were altered somewhere after 0/82"):
+        opened.table_at(("public", "a.b"), Lsn(131))
+
+
+def test_where_the_ddl_is_known_columns_are_the_logs_from_there_on(tmp_path: Path) -> None:
+    transactions_of(tmp_path)
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(3)))
+    log.prove(Lsn(130))
+    log.note_ddl([Ddl(Lsn(lsn), "ALTER TABLE", (AlteredTable(16384),), 7) for lsn in (150, 170)])
+    log.lay_out([(GROWN, Lsn(160))], Witnessed(7, Lsn(125)))
+    assert of_layouts(tmp_path)[1:] == [(None, 150, ["id", "name", "note"])]
+    log.prove(Lsn(165))
+    log.lay_out([(RELATION, Lsn(200))], Witnessed(7, Lsn(125)))
+    assert of_layouts(tmp_path)[2:] == [(None, 170, ["id", "name"])]

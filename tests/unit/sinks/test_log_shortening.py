@@ -85,8 +85,8 @@ class Root:
             root.child("_transactions"), "_transactions", columns, OF_OWN_TABLES["_transactions"]
         )
         self.columns = [TableColumn(f.name, f.type, f.name) for f in SCHEMA]
-        names = {field.name: field.name for field in FIELDS}
-        brought = [VersionSince(SLOT, Lsn(1), RELATION, names)]
+        targets = [TableColumn(field.name, field.type, field.name) for field in FIELDS]
+        brought = [VersionSince(SLOT, Lsn(1), RELATION, targets)]
         self.table = DeltaTableWriter.open_or_create(
             root.child(TABLE), TABLE, self.columns, metadata_of_source(RELATION), brought
         )

@@ -118,3 +118,20 @@ def test_what_the_triggers_did_not_write_is_left_aside() -> None:
         json.dumps({**value, "tables": [{"relid": 1e999}]}).encode(),
     ):
         assert read_ddl(9, content) is None, content
+
+
+def test_the_place_of_a_tables_ddl_is_known_where_every_ddl_left_a_message() -> None:
+    def altered(lsn: int, relid: int, mark: int | None = MARK) -> Ddl:
+        return Ddl(Lsn(lsn), "ALTER TABLE", (AlteredTable(relid),), mark)
+
+    ddl = known(altered(100, 1), altered(200, 2), altered(300, 1), altered(400, 1))
+    witnessed = Witnessed(MARK, Lsn(50))
+    assert ddl.altered(1, 150, 350, witnessed) == (Lsn(300), Lsn(300))
+    assert ddl.altered(1, 50, 400, witnessed) == (Lsn(100), Lsn(400))
+    assert ddl.altered(2, 250, 400, witnessed) is None, "it has left none"
+    assert ddl.altered(1, 150, 350, None) is None
+    assert ddl.altered(1, 150, 350, Witnessed(MARK, Lsn(160))) is None, "on since later"
+    assert known(altered(200, 2, None), altered(300, 1)).altered(1, 150, 350, witnessed) is None, (
+        "other triggers"
+    )
+    assert known(altered(300, 1), begins_at=160).altered(1, 150, 350, witnessed) is None
