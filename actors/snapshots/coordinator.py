@@ -306,7 +306,8 @@ class SnapshotCoordinator:
         if surveyed.sources is not None:
             self._sources = surveyed.sources
         self._fingerprint = None
-        needs = self._book.needs(self._sources, lines, surveyed.look.lsn, surveyed.end_lsn)
+        is_told = self._witnessed is not None
+        needs = self._book.needs(self._sources, lines, surveyed.look.lsn, surveyed.end_lsn, is_told=is_told)
         if needs.ended and self._witnessed is not None:
             self._await_stream(surveyed.look.lsn)
         for line, reason in needs.ended:

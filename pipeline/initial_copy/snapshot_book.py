@@ -131,12 +131,14 @@ class SnapshotBook:
         lines: Iterable[GenerationLine],
         surveyed_lsn: Lsn,
         end_lsn: Lsn = INVALID_LSN,
+        *,
+        is_told: bool = True,
     ) -> Needs:
         """The needs of the tables that are published now, as a survey found them for which the WAL ended at
         ``surveyed_lsn``. ``end_lsn``: where it ended behind the survey; 0/0 where the tables were as they are before
-        it."""
+        it. ``is_told``: whether every ALTER TABLE since the survey before has left a message."""
         with self._comparing:
-            return self._needs(sources, list(lines), surveyed_lsn, end_lsn or surveyed_lsn)
+            return self._needs(sources, list(lines), surveyed_lsn, end_lsn or surveyed_lsn, is_told)
 
     def _needs(
         self,
@@ -144,6 +146,7 @@ class SnapshotBook:
         lines: Sequence[GenerationLine],
         surveyed_lsn: Lsn,
         end_lsn: Lsn,
+        is_told: bool,
     ) -> Needs:
         wishes = read_wishes(self._storage, self._layout)
         record = read_progress(self._storage, self._layout)
@@ -163,7 +166,7 @@ class SnapshotBook:
                 reason: str | None = spoiled_by.why_no_snapshot_stands
             else:
                 source = published.get(relid) or by_name.get(line.table)
-                reason = _reason(taken, source)
+                reason = _reason(taken, source, is_told=is_told)
                 if reason is None and taken is not None and source is not None:
                     self._renew(taken, source)
                     if (layout := self._new_layout(taken, source, end_lsn)) is not None:
@@ -201,7 +204,8 @@ class SnapshotBook:
         told = {(line.relid, line.number) for line in lines}
         committing = (taken for name, taken in self._taken.items() if name not in told)
         is_proof = all(
-            _is_as_found(each.signature, published.get(each.generation.relid)) for each in committing
+            _is_as_found(each.signature, published.get(each.generation.relid), is_told=is_told)
+            for each in committing
         )
         return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof, tuple(refused), tuple(layouts))
 
@@ -275,7 +279,7 @@ class SnapshotBook:
         with self._comparing:
             surveyed_lsn, published = self._surveyed
             now = published.get(source.relation.relid)
-            if surveyed_lsn > bounds.place and not _is_as_found(signature_of(source), now):
+            if surveyed_lsn > bounds.place and not _is_as_found(signature_of(source), now, is_told=False):
                 return None
             return self._begin(source, bounds, last_number, where)
 
@@ -338,12 +342,13 @@ def _name(generation: Generation) -> tuple[int, int]:
     return generation.relid, generation.number
 
 
-def _is_as_found(signature: Mapping[str, Any], now: PublishedSource | None) -> bool:
+def _is_as_found(signature: Mapping[str, Any], now: PublishedSource | None, *, is_told: bool) -> bool:
     """Whether the table is the same, and has the same columns."""
-    return now is not None and reason_it_ended(signature, now) is None and is_laid_out(signature, now)
+    reason = reason_it_ended(signature, now, is_told=is_told)
+    return now is not None and reason is None and is_laid_out(signature, now)
 
 
-def _reason(taken: Taken | None, source: PublishedSource | None) -> str | None:
+def _reason(taken: Taken | None, source: PublishedSource | None, *, is_told: bool = True) -> str | None:
     if taken is None:
         return "this storage has no record of it: the slot was made again, or its run began anew in another storage"
-    return reason_it_ended(taken.signature, source)
+    return reason_it_ended(taken.signature, source, is_told=is_told)

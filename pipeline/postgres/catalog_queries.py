@@ -30,7 +30,7 @@ PUBLICATIONS: Final = """
 # (MergeAttributesIntoExisting in src/backend/commands/tablecmds.c).
 RELATIONS: Final = """
     SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
-           coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.relpages,
+           coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.reltoastrelid::bigint, c.relpages,
            EXISTS (
                SELECT FROM pg_inherits AS i JOIN pg_attribute AS s ON s.attrelid = i.inhrelid AND s.attnum = -1
                JOIN pg_attribute AS a ON a.attrelid = i.inhrelid AND a.attnum > 0 AND NOT a.attisdropped

@@ -115,6 +115,7 @@ class _Relation:
     kind: str
     identity: str
     file_node: int
+    toast: int
     n_pages: int
     made_as_partition: bool
 
@@ -306,6 +307,7 @@ class _Catalog:
                 relations[relid].table,
                 *sizes.get(relid, (relations[relid].n_pages, relations[relid].n_pages * _PAGE_BYTES)),
                 file_node=relations[relid].file_node,
+                toast=relations[relid].toast,
                 made_as_partition=relations[relid].made_as_partition,
             )
             for relid in sorted(table.leaves)

@@ -28,6 +28,7 @@ class Leaf:
     """A table with rows of its own: the published table, or a partition of it. ``n_bytes`` includes TOAST.
 
     ``file_node`` changes when the table's rows are written to a new file (TRUNCATE, VACUUM FULL, some ALTER TABLE).
+    ``toast``: its TOAST table, 0 for none. ALTER TABLE gives it another one with the file, and the others do not.
     ``made_as_partition``: it has been a partition since it was made, so its rows have always been the root's.
     """
 
@@ -37,6 +38,7 @@ class Leaf:
     n_pages: int
     n_bytes: int
     file_node: int = 0
+    toast: int = 0
     made_as_partition: bool = False
 
 

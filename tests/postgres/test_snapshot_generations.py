@@ -218,6 +218,43 @@ def test_a_primary_key_that_a_keyless_table_under_full_gets_ends_nothing(databas
     assert reason_after(database, setup, ("ALTER TABLE t ADD PRIMARY KEY (id)",)) is None
 
 
+@pytest.mark.parametrize(
+    ("statements", "ends"),
+    [
+        (("TRUNCATE t", "INSERT INTO t VALUES (7, 7)"), False),
+        (("ALTER TABLE t SET UNLOGGED", "INSERT INTO t VALUES (7, 7)", "ALTER TABLE t SET LOGGED"), True),
+        (("TRUNCATE t", "ALTER TABLE t SET UNLOGGED", "ALTER TABLE t SET LOGGED"), True),
+        (("VACUUM FULL t", "CLUSTER t USING t_pkey"), False),
+        (("VACUUM t", "ANALYZE t", "CREATE INDEX ON t (n)", "REINDEX TABLE t"), False),
+        (("ALTER TABLE t ALTER n TYPE int USING n + 1",), True),
+        (("TRUNCATE small",), True),
+        (("ANALYZE small",), False),
+    ],
+    ids=lambda value: "; ".join(value) if isinstance(value, tuple) else "",
+)
+def test_rows_in_a_new_file_end_it_where_no_ddl_is_told_unless_the_toast_table_was_kept(
+    database: Database, statements: tuple[str, ...], ends: bool
+) -> None:
+    for statement in (
+        "CREATE TABLE t (id int PRIMARY KEY, n int, v text)",
+        "CREATE TABLE small (id int PRIMARY KEY)",
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    ):
+        database.execute(statement)
+    table = "public.small" if "small" in statements[0] else "public.t"
+
+    def found() -> PublishedSource:
+        return next(source for source in survey(database.connection, ["p"]) if source.name == table)
+
+    then = json.loads(json.dumps(signature_of(found())))
+    for statement in statements:
+        database.execute(statement)
+    now = found()
+    reason = reason_it_ended(then, now, is_told=False)
+    assert ("its rows are in a new file" in str(reason)) == ends, reason
+    assert reason_it_ended(renewed(then, now) or then, now, is_told=False) is None, "it is known by then"
+
+
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 @pytest.mark.parametrize(
     ("statement", "ends"),

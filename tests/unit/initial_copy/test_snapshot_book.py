@@ -475,3 +475,19 @@ def test_a_generation_in_hand_with_columns_that_are_new_proves_nothing_and_does_
     assert generation is not None
     assert not book.needs([grown(source)], [], Lsn(150)).is_proof
     assert book.needs([grown(source)], [told(generation)], Lsn(160)).is_proof
+
+
+def in_a_new_file(source: PublishedSource) -> PublishedSource:
+    (leaf,) = source.leaves
+    return dataclasses.replace(source, leaves=(dataclasses.replace(leaf, file_node=leaf.file_node + 1),))
+
+
+def test_rows_in_a_new_file_end_a_generation_where_ddl_may_have_left_no_message(storage: Storage) -> None:
+    source = source_of(1)
+    line = taken(storage, source)
+    assert book_of(storage).needs([in_a_new_file(source)], [line], LSN).ended == ()
+    needs = book_of(storage).needs([in_a_new_file(source)], [line], LSN, is_told=False)
+    assert needs.ended == (), "an earlier look has found it harmless"
+    again = in_a_new_file(in_a_new_file(source))
+    ((ended, reason),) = book_of(storage).needs([again], [line], LSN, is_told=False).ended
+    assert ended == line and "without the event triggers of `xidstream source prepare`" in reason
