@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from tests.e2e.conftest import Pipeline
 from tests.truth.run import Settings, log_of, run_steps
 from tests.truth.source import Truth, row_of
-from tests.truth.watching import truths_at
+from tests.truth.watching import lacks_large_values, truths_at
 from xidstream import ChangeStream, Mirror
 from xidstream.pipeline.changelog.manifest import newest, read_lines
 from xidstream.pipeline.errors import PreconditionMissing
@@ -113,3 +113,14 @@ def test_the_truth_at_an_lsn_is_one_but_where_a_commit_is_not_known_exactly() ->
         139: [("1",)],
         200: [("2",)],
     }
+
+
+def test_a_large_value_that_nobody_sends_is_no_difference_and_any_other_is() -> None:
+    def rows(*found: dict[str, Any]) -> Counter[Any]:
+        return Counter(row_of(row) for row in found)
+
+    expected = rows({"id": 1, "t": "large"}, {"id": 2, "t": None})
+    assert lacks_large_values(rows({"id": 1, "t": None}, {"id": 2, "t": None}), expected)
+    assert not lacks_large_values(rows({"id": 1, "t": None}), expected)
+    assert not lacks_large_values(rows({"id": 1, "t": "other"}, {"id": 2, "t": None}), expected)
+    assert not lacks_large_values(rows({"id": 3, "t": None}, {"id": 2, "t": None}), expected)

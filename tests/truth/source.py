@@ -122,12 +122,14 @@ PUBLISHED: Final = (
 @dataclass(frozen=True)
 class Truth:
     """What stood from the last commit at or behind ``begin`` on. That commit's LSN is in ``begin`` to before ``end``.
-    ``story``: the statements that led here. ``tables``: those that are published, by label."""
+    ``story``: the statements that led here. ``tables``: those that are published, by label.
+    ``filtered``: those of them with a row filter."""
 
     begin: Lsn
     end: Lsn
     tables: dict[str, Rows]
     story: tuple[str, ...]
+    filtered: frozenset[str] = frozenset()
 
 
 class Source:
@@ -244,7 +246,10 @@ class Source:
                 columns, row_filter = published.get((schema, table), (None, None))
                 if columns is not None:
                     tables[table_label(schema, table)] = self._rows(schema, table, columns, row_filter)
-        return Truth(begin, end, tables, story)
+        filtered = frozenset(
+            table_label(*name) for name, (_, row_filter) in published.items() if row_filter is not None
+        )
+        return Truth(begin, end, tables, story, filtered)
 
     def _rows(self, schema: str, table: str, columns: list[str], row_filter: str | None) -> Rows:
         listed = ", ".join(f'"{name}"' for name in columns)
