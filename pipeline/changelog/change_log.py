@@ -1,4 +1,4 @@
-"""The change log of a Delta root as a user reads it: its tables as they are, as they were, and what changed between.
+"""The change log of a sink's tables as a user reads it: its tables as they are, as they were, and what changed between.
 
 One LSN bounds all tables. It comes from ``_transactions``, which the sink commits last: what has a commit LSN up to its
 greatest one is whole in every table. So it is read first, and the tables after it. They may be ahead of it, and what is
@@ -30,7 +30,7 @@ from xidstream.pipeline.changelog.generations import (
     generation_at,
 )
 from xidstream.pipeline.changelog.log_fold import fold_of
-from xidstream.pipeline.changelog.log_root import DeltaRoot, LogRoot
+from xidstream.pipeline.changelog.log_root import root_of
 from xidstream.pipeline.changelog.log_table import MAX_LSN, LogTable, reading
 from xidstream.pipeline.changelog.manifest import Base, base_at, base_of, read_lines
 from xidstream.pipeline.changelog.net import log_rows, net_rows
@@ -55,18 +55,17 @@ if TYPE_CHECKING:
 
 
 class ChangeLog:
-    """The tables that a Delta sink writes below ``uri``: what they hold at any commit, and what changed.
+    """The tables that a sink writes: what they hold at any commit, and what changed.
 
-    ``slot``: whose log is read, where several slots write below one root. ``storage_options`` are deltalake's. Nothing
-    is written, and a run may go on meanwhile.
+    ``uri``: of Delta tables, or the setting ``sink`` of the run, such as ``iceberg:CATALOG/namespace``. ``slot``: whose
+    log is read, where several slots write there. ``storage_options`` are deltalake's, for Delta tables. Nothing is
+    written, and a run may go on meanwhile.
     """
 
     def __init__(
         self, uri: str, slot: str | None = None, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        self._stored: LogRoot = DeltaRoot(
-            Location.parse(uri, dict(storage_options) if storage_options else None)
-        )
+        self._stored = root_of(uri, storage_options)
         transactions = self._open(locations.TRANSACTIONS)
         with reading(f"the log of {locations.TRANSACTIONS}"):
             self._slots = transactions.slots()
@@ -128,11 +127,11 @@ class ChangeLog:
     def consumer(self, name: str) -> Consumer:
         """A reader that goes on from where it has come to, by a name of its own. What it has not read yet is not
         removed (``log_retention``), once it has told a position."""
-        return Consumer(self._delta_location(_CONSUMERS), self._slot, name)
+        return Consumer(self.delta_location(_CONSUMERS), self._slot, name)
 
     def consumers(self) -> list[ConsumerPosition]:
         """Where all consumers of the slot's log have come to, by name."""
-        return read_positions(self._delta_location(_CONSUMERS), self._slot)
+        return read_positions(self.delta_location(_CONSUMERS), self._slot)
 
     def transactions(
         self,
@@ -237,7 +236,7 @@ class ChangeLog:
         return {name for tables in rows["tables"].to_pylist() for name in tables or ()}
 
     def transactions_table(self) -> TransactionsTable:
-        """As it is now. Raises as ``TransactionsTable``."""
+        """``_transactions`` as it is now. Raises as ``TransactionsTable``."""
         return TransactionsTable(self._stored)
 
     @property
@@ -248,7 +247,17 @@ class ChangeLog:
     @property
     def root(self) -> Location:
         """Where the log's Delta tables are, and base tables beside them. Raises Unsupported where it has none."""
-        return self._delta_location("base tables")
+        return self.delta_location("base tables need")
+
+    def delta_location(self, what_needs: str) -> Location:
+        """Where the log's Delta tables are. Raises Unsupported where it has none, and says ``what_needs`` them."""
+        found = self._stored.delta_location
+        if found is None:
+            raise Unsupported(
+                f"{what_needs} a change log in Delta tables, and {self.name} is none",
+                remedy="use a log that a run with --sink delta:URI writes; states and changes of this one can be read",
+            )
+        return found
 
     @property
     def application_id(self) -> str:
@@ -331,16 +340,6 @@ class ChangeLog:
         last, proven = table.watermark(self._slot), table.watermark(locations.proven_id(self._slot))
         return Lsn(last or 0), Lsn(proven or 0)
 
-    def _delta_location(self, what: str) -> Location:
-        """Raises Unsupported where the log has no Delta tables; ``what`` needs them."""
-        found = self._stored.delta_location
-        if found is None:
-            raise Unsupported(
-                f"{what} are there beside a log in Delta tables alone: {self.name} is none",
-                remedy="give the URI of a log that the sink delta:URI writes",
-            )
-        return found
-
     def _cut_of(self, table: LogTable) -> Lsn:
         return Lsn(table.watermark(locations.cut_id(self._slot)) or 0)
 
@@ -422,7 +421,7 @@ class ChangeLog:
         if found is None:
             raise UsageError(
                 f"there is no change log at {self.name}: it has no {self._stored.title(key)}",
-                remedy="give the URI behind `delta:` in the option --sink of `xidstream run`",
+                remedy="give what the option --sink of `xidstream run` has",
             )
         return found
 
@@ -480,7 +479,7 @@ class ChangeLog:
 
 _WAIT_S: Final = 0.1
 _OPENED_AT_A_TIME: Final = 16
-_CONSUMERS: Final = "positions of consumers"
+_CONSUMERS: Final = "positions of consumers need"
 _TIMESTAMP: Final = "commit_timestamp"
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 

@@ -11,15 +11,18 @@ Called by ``change_log`` and ``transactions_table``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from xidstream.pipeline.changelog.log_table import DeltaLogTable, LogTable, reading
 from xidstream.pipeline.changelog.slots import table_directories, table_of
+from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.table_metadata import SOURCE
 from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.settings.sink_kinds import DELTA, ICEBERG
 
 if TYPE_CHECKING:
     from xidstream.pipeline.log_tables.batch_parts import TableName
@@ -49,6 +52,26 @@ class LogRoot(Protocol):
     def table_names(self) -> list[TableName]:
         """The source's tables that there are, in no order. Raises StorageFault."""
         ...
+
+
+def root_of(uri: str, storage_options: Mapping[str, str] | None = None) -> LogRoot:
+    """What ``uri`` names: the setting ``sink`` of a run, or the URI of Delta tables alone. Raises ConfigError."""
+    name, _, argument = uri.partition(":")
+    if name == ICEBERG.name:
+        from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+
+        if storage_options:
+            raise ConfigError(
+                "storage_options are for a log in Delta tables: what an Iceberg catalog needs is in its configuration",
+                remedy="leave storage_options out (docs/iceberg.md says where credentials come from)",
+            )
+        place = IcebergPlace.parse(argument)
+        # It imports pyiceberg, which may not be there.
+        from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
+
+        return IcebergRoot(place)
+    options = dict(storage_options) if storage_options else None
+    return DeltaRoot(Location.parse(argument if name == DELTA.name else uri, options))
 
 
 class DeltaRoot:

@@ -29,7 +29,7 @@ from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.spark.parquet_frames import parquet_frame
+from xidstream.pipeline.spark.parquet_frames import HeldColumn, parquet_frame
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -208,9 +208,15 @@ class DeltaLogTable(LogTable):
 
 
 def rows_of_files(
-    spark: SparkSession, location: Location, paths: Sequence[str], schema: pa.Schema
+    spark: SparkSession,
+    location: Location,
+    paths: Sequence[str],
+    schema: pa.Schema,
+    held: Sequence[HeldColumn] | None = None,
 ) -> DataFrame:
-    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not."""
+    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not. ``held``: as
+    ``parquet_frame`` takes it."""
     if location.is_local:
-        return parquet_frame(spark, [f"{location.uri}/{path}" for path in paths], schema, _OPTIONS)
-    return parquet_frame(spark, paths, schema, _OPTIONS, location)
+        local = [f"{location.uri}/{path}" for path in paths]
+        return parquet_frame(spark, local, schema, _OPTIONS, held=held)
+    return parquet_frame(spark, paths, schema, _OPTIONS, location, held)

@@ -194,6 +194,7 @@ class LogSource:
         self.options = options
         self._schema = schema
         self.log = ChangeLog(options.path, options.slot, options.storage_options)
+        self.log.delta_location('the data source "xidstream" needs')
 
     def tables(self, lsn: Lsn) -> list[QueryTable]:
         """The tables, opened anew: behind the look at ``lsn``, so that they have all up to it."""

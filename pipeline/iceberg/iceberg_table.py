@@ -99,7 +99,8 @@ log of snapshots both commit to ``_transactions``, each second or so. Who begins
 
 class IcebergTable:
     """``label`` names the table in errors. ``location`` is where its files are, as ``log_tables`` takes it. ``ranged``
-    are the columns whose ranges are told of each file."""
+    are the columns whose ranges are told of each file. ``sources``: by field id, which column of the source a column
+    has; also of columns that are gone."""
 
     upkeep: IcebergUpkeep | None = None
     """Is told of snapshots that were expired, for a table of the sink."""
@@ -125,10 +126,15 @@ class IcebergTable:
     def title(self) -> str:
         return f"Iceberg table {self.label}"
 
+    @property
+    def loaded(self) -> Table:
+        """For this package: pyiceberg's table, as it was loaded."""
+        return self._table
+
     def _read(self) -> None:
         """From the metadata that is loaded."""
         self._watermarks: dict[str, int] = {}
-        sources = _sources(self._table.properties, self.title)
+        self.sources = sources = _sources(self._table.properties, self.title)
         self.columns = tuple(
             TableColumn(field.name, arrow_type(field.field_type), sources.get(field.field_id, field.name))
             for field in self._table.schema().fields
