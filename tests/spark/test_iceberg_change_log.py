@@ -26,10 +26,12 @@ from tests.spark.change_log_maker import (
 )
 from tests.spark.test_change_log import found
 from xidstream import ChangeLog
+from xidstream.actors.cli.log import tables_command
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, SinkDiverged, Unsupported, UsageError
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import INSERT, UPDATE_POSTIMAGE
+from xidstream.pipeline.settings.config import Config
 
 pytestmark = pytest.mark.spark
 
@@ -201,7 +203,7 @@ def test_a_table_that_was_set_back_is_not_read(twins: Twins) -> None:
 
 
 def test_what_stands_beside_delta_tables_alone_is_refused_with_a_sentence(
-    twins: Twins, tmp_path: Path
+    twins: Twins, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     twins.commit((ORDERS, [{"id": 1, "small": 1, "n": 1, "note": None, "_change": INSERT}]))
     log = twins.logs[1]
@@ -216,3 +218,7 @@ def test_what_stands_beside_delta_tables_alone_is_refused_with_a_sentence(
     with pytest.raises(UsageError, match=r"has no table public\.nothing"):
         log.changes(twins.spark, "public.nothing")
     assert ChangeLog(f"delta:{twins.path}").tables() == ["public.orders"]
+    tables_command(Config(sink=f"iceberg:{tmp_path}/lake/shop"), as_json=False)
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[1].split() == ["public.orders", "none", "can", "be", "read", "all", "there", "are"]
+    assert listed[-1] == f"up to {log.readable_lsn} states can be read, up to {log.last_commit_lsn} changes"
