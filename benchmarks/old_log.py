@@ -34,6 +34,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from xidstream.pipeline.changelog import log_table
 from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_root import DeltaRoot
 from xidstream.pipeline.changelog.moment import moment_of
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
@@ -152,7 +153,7 @@ def _xid(root: Location, middle: int) -> Any:
 
 def _batch(root: Location, middle: int) -> Any:
     last = int(ChangeLog(root.uri).last_commit_lsn)
-    return TransactionsTable(root).between(middle * _WAL, last, at_most=1_000).num_rows
+    return TransactionsTable(DeltaRoot(root)).between(middle * _WAL, last, at_most=1_000).num_rows
 
 
 def _verify(root: Location, middle: int) -> Any:

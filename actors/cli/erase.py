@@ -220,7 +220,7 @@ def _places(config: Config) -> Places:
     from xidstream.pipeline.sinks.sink import check_sink_spec, parse_sink_spec
 
     kind, uri = parse_sink_spec(config.sink)
-    if not kind.is_log:
+    if not kind.has_base_tables:
         raise ConfigError(
             "erase is for the change log of a Delta sink, and no other sink has one",
             remedy="give its root as --sink delta:URI; what a function wrote is yours to erase",

@@ -1,5 +1,5 @@
-"""What ``xidstream tables`` and ``xidstream consumer`` do. They read the sink's Delta tables, beside a run or without
-one, and need no server and no Spark. ``consumer remove`` writes to ``_consumers`` alone."""
+"""What ``xidstream tables`` and ``xidstream consumer`` do. They read the sink's tables, beside a run or without one,
+and need no server and no Spark. ``consumer remove`` writes to ``_consumers`` alone."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.quantities import human_bytes, human_s, visible
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.credentials import redacted
+from xidstream.pipeline.settings.sink_kinds import DELTA, ICEBERG
 from xidstream.pipeline.sinks.sink import check_sink_spec, parse_sink_spec
 
 
@@ -70,14 +71,14 @@ def remove_consumer_command(config: Config, name: str) -> None:
 
 
 def _log_of(config: Config) -> ChangeLog:
-    kind, uri = parse_sink_spec(config.sink)
+    kind, _ = parse_sink_spec(config.sink)
     if not kind.has_states:
         raise ConfigError(
-            f"only a Delta sink has a change log that tells this, not {redacted(config.sink)!r}",
-            remedy="give its root as --sink delta:URI",
+            f"only a sink of tables has a change log that tells this, not {redacted(config.sink)!r}",
+            remedy=f"give what the run has as --sink: {DELTA.form} or {ICEBERG.form}",
         )
     check_sink_spec(config.sink)
-    return ChangeLog(uri, config.slot or None)
+    return ChangeLog(config.sink, config.slot or None)
 
 
 def _lsns(log: ChangeLog, table: tuple[str, str]) -> tuple[str | None, str | None, str | None]:

@@ -12,13 +12,13 @@ from xidstream.actors.cli.options import build_config, setting_options
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
 
 
-@click.command("tables", short_help="Show what a Delta sink's change log still has.")
+@click.command("tables", short_help="Show what a sink's change log still has.")
 @setting_options("sink", "slot")
 @_JSON
 def tables(config_file: Path | None, as_json: bool, **options: Any) -> None:
     """The tables of a change log: the first LSN whose state can be read, and from where on there are changes.
 
-    `--log-retention` of a run removes older ones. It needs the sink's folder, and no server. --slot tells which log,
+    `--log-retention` of a run removes older ones. It needs the sink's tables, and no server. --slot tells which log,
     where several slots write to it. docs/delta.md has the rest.
     """
     config = build_config(config_file, options)

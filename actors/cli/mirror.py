@@ -34,7 +34,7 @@ _POLL_S = 0.25
 def mirror_command(config: Config, stop: StopRequest) -> None:
     """Raises what ended the refreshes."""
     kind = kind_named(config.sink)
-    if kind is None or not kind.has_states:
+    if kind is None or not kind.has_base_tables:
         raise ConfigError(
             f"base tables are made from the change log of a Delta sink, not from {redacted(config.sink)!r}",
             remedy="give its root as --sink delta:URI"

@@ -50,7 +50,7 @@ def run_pipeline(configs: Sequence[Config], stop: StopRequest, began_s: float | 
     configs = [dataclasses.replace(config, sink=check_sink_spec(config.sink)) for config in configs]
     for config in configs:
         refuse_travelling(config)
-        if config.mirror_every and not config.sink_kind.has_states:
+        if config.mirror_every and not config.sink_kind.has_base_tables:
             raise ConfigError(
                 "mirror_every is for a Delta sink: base tables are made from its change log",
                 remedy="leave mirror_every out, or give --sink delta:URI",

@@ -22,6 +22,7 @@ from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.postgres.login import login_of
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.file_modes import choose_for_process
+from xidstream.pipeline.settings.sink_kinds import DELTA, ICEBERG
 from xidstream.pipeline.sinks.sink import check_sink_spec, parse_sink_spec
 from xidstream.pipeline.verify.change_log import ChangeLog
 from xidstream.pipeline.verify.result import Verdict, Verification
@@ -42,11 +43,11 @@ def verify_command(
     as_json: bool,
 ) -> None:
     """Raises SystemExit with what was found, and what could not be begun."""
-    kind, uri = parse_sink_spec(config.sink)
+    kind, _ = parse_sink_spec(config.sink)
     if not kind.has_states:
         raise ConfigError(
-            "verify reads the change log of a Delta sink, and no other sink has one",
-            remedy="give its root as --sink delta:URI",
+            f"verify reads the change log of a sink of tables, and the sink {kind.name} keeps none",
+            remedy=f"give what the run has as --sink: {DELTA.form} or {ICEBERG.form}",
         )
     check_sink_spec(config.sink)
     choose_for_process(config.storage_mode)
@@ -66,7 +67,7 @@ def verify_command(
 
     try:
         found = verify(
-            ChangeLog(uri, config.slot or None),
+            ChangeLog(config.sink, config.slot or None),
             session,
             login_of(config),
             config.publication,

@@ -90,7 +90,7 @@ def verify(
     staging: str,
     **options: Any,
 ) -> None:
-    """Compare each table's rows in the source with the change log of a Delta sink, at one and the same moment.
+    """Compare each table's rows in the source with the change log of a Delta or Iceberg sink, at the same moment.
 
     A snapshot of the source is taken, and its rows are compared with the log's state at that moment, by ranges of the
     key; where these differ, row by row. So source and log may change meanwhile, and no difference is due to that. The

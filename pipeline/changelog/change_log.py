@@ -1,4 +1,4 @@
-"""The change log of a Delta root as a user reads it: its tables as they are, as they were, and what changed between.
+"""The change log of a sink's tables as a user reads it: its tables as they are, as they were, and what changed between.
 
 One LSN bounds all tables. It comes from ``_transactions``, which the sink commits last: what has a commit LSN up to its
 greatest one is whole in every table. So it is read first, and the tables after it. They may be ahead of it, and what is
@@ -21,7 +21,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.changelog.consumers import Consumer, ConsumerPosition, read_positions
@@ -31,18 +30,14 @@ from xidstream.pipeline.changelog.generations import (
     generation_at,
 )
 from xidstream.pipeline.changelog.log_fold import fold_of
+from xidstream.pipeline.changelog.log_root import root_of
 from xidstream.pipeline.changelog.log_table import MAX_LSN, LogTable, reading
 from xidstream.pipeline.changelog.manifest import Base, base_at, base_of, read_lines
 from xidstream.pipeline.changelog.net import log_rows, net_rows
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.shapes import shape_at
 from xidstream.pipeline.changelog.shortening import oldest_state, stretches_of
-from xidstream.pipeline.changelog.slots import (
-    application_ids,
-    chosen_slot,
-    table_directories,
-    table_of,
-)
+from xidstream.pipeline.changelog.slots import chosen_slot
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
@@ -52,7 +47,6 @@ from xidstream.pipeline.log_tables.snapshot_log import SNAPSHOTS_SCHEMA
 from xidstream.pipeline.log_tables.table_metadata import SOURCE
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import labelled_table, table_label
-from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.spark.spark_schemas import quoted
 
 if TYPE_CHECKING:
@@ -62,23 +56,24 @@ if TYPE_CHECKING:
 
 
 class ChangeLog:
-    """The tables that a Delta sink writes below ``uri``: what they hold at any commit, and what changed.
+    """The tables that a sink writes: what they hold at any commit, and what changed.
 
-    ``slot``: whose log is read, where several slots write below one root. ``storage_options`` are deltalake's. Nothing
-    is written, and a run may go on meanwhile.
+    ``uri``: of Delta tables, or the setting ``sink`` of the run, such as ``iceberg:CATALOG/namespace``. ``slot``: whose
+    log is read, where several slots write there. ``storage_options`` are deltalake's, for Delta tables. Nothing is
+    written, and a run may go on meanwhile.
     """
 
     def __init__(
         self, uri: str, slot: str | None = None, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        self._root = Location.parse(uri, dict(storage_options) if storage_options else None)
+        self._stored = root_of(uri, storage_options)
         transactions = self._open(locations.TRANSACTIONS)
         with reading(f"the log of {locations.TRANSACTIONS}"):
-            self._slots = application_ids(transactions.location)
+            self._slots = transactions.slots()
         self._slot = chosen_slot(self._slots, slot)
 
     def __repr__(self) -> str:
-        return f"ChangeLog({redacted(self._root.uri)}, slot {self._slot!r})"
+        return f"ChangeLog({self._stored.name}, slot {self._slot!r})"
 
     @property
     def last_commit_lsn(self) -> Lsn:
@@ -133,11 +128,11 @@ class ChangeLog:
     def consumer(self, name: str) -> Consumer:
         """A reader that goes on from where it has come to, by a name of its own. What it has not read yet is not
         removed (``log_retention``), once it has told a position."""
-        return Consumer(self._root, self._slot, name)
+        return Consumer(self.delta_location(_CONSUMERS), self._slot, name)
 
     def consumers(self) -> list[ConsumerPosition]:
         """Where all consumers of the slot's log have come to, by name."""
-        return read_positions(self._root, self._slot)
+        return read_positions(self.delta_location(_CONSUMERS), self._slot)
 
     def transactions(
         self,
@@ -236,19 +231,21 @@ class ChangeLog:
 
     def table_names(self) -> list[TableName]:
         """The tables that the log has rows of, sorted."""
-        with reading(redacted(self._root.uri)):
-            directories = table_directories(self._root)
-
-        def source(directory: str) -> str | None:
-            return self._open(directory).properties.get(SOURCE)
-
-        found = [table_of(each, partial(source, each)) for each in directories]
-        return sorted(name for name in found if name is not None)
+        return sorted(self._stored.table_names())
 
     def tables_between(self, since: Lsn, until: Lsn) -> set[str]:
         """The tables that commits behind ``since`` and up to ``until`` have rows of, as ``schema.table``."""
-        rows = TransactionsTable(self._root).between(int(since), int(until), ["tables"])
+        rows = self.transactions_table().between(int(since), int(until), ["tables"])
         return {name for tables in rows["tables"].to_pylist() for name in tables or ()}
+
+    def transactions_table(self) -> TransactionsTable:
+        """``_transactions`` as it is now. Raises as ``TransactionsTable``."""
+        return TransactionsTable(self._stored)
+
+    @property
+    def name(self) -> str:
+        """Where the log is, for people: without credentials."""
+        return self._stored.name
 
     @property
     def laid_out_lsn(self) -> Lsn:
@@ -257,8 +254,18 @@ class ChangeLog:
 
     @property
     def root(self) -> Location:
-        """Where the log is."""
-        return self._root
+        """Where the log's Delta tables are, and base tables beside them. Raises Unsupported where it has none."""
+        return self.delta_location("base tables need")
+
+    def delta_location(self, what_needs: str) -> Location:
+        """Where the log's Delta tables are. Raises Unsupported where it has none, and says ``what_needs`` them."""
+        found = self._stored.delta_location
+        if found is None:
+            raise Unsupported(
+                f"{what_needs} a change log in Delta tables, and {self.name} is none",
+                remedy="use a log that a run with --sink delta:URI writes; states and changes of this one can be read",
+            )
+        return found
 
     @property
     def application_id(self) -> str:
@@ -267,16 +274,13 @@ class ChangeLog:
 
     def generations(self) -> Mapping[str, list[TableGeneration]]:
         """By table, in the order of their snapshots. Read anew each time."""
-        from deltalake.exceptions import TableNotFoundError
-
-        try:
-            with reading(f"Delta table {locations.SNAPSHOTS}"):
-                table = LogTable(self._root.child(locations.SNAPSHOTS))
-                # A table of an earlier xidstream lacks some, until a run has it.
-                names = [name for name in SNAPSHOTS_SCHEMA.names if name in table.schema.names]
-                return StoredGenerations(table.read(names))
-        except TableNotFoundError:
+        table = self._stored.open(locations.SNAPSHOTS)
+        if table is None:
             return {}
+        with reading(self._stored.title(locations.SNAPSHOTS)):
+            # A table of an earlier xidstream lacks some, until a run has it.
+            names = [name for name in SNAPSHOTS_SCHEMA.names if name in table.schema.names]
+            return StoredGenerations(table.read(names))
 
     def table_at(
         self, table: str | TableName, lsn: Lsn, generations: Mapping[str, list[TableGeneration]] | None = None
@@ -294,7 +298,7 @@ class ChangeLog:
         cut = self._cut_of(log_table)
 
         def find_base() -> Base | None:
-            base = base_at(self._root, self._slot, name, generation.number, int(lsn), place)
+            base = self.base_at(name, generation, lsn)
             return None if base is None or base.lsn < cut else base
 
         def find_oldest() -> str:
@@ -312,6 +316,11 @@ class ChangeLog:
             log_table, generation, shape, lsn, find_base, cut=int(cut), find_oldest=find_oldest, fold=fold
         )
 
+    def base_at(self, name: str, generation: TableGeneration, lsn: Lsn) -> Base | None:
+        """The newest base table of the generation of ``schema.table`` at or below ``lsn``; None where there is none."""
+        root, place = self._stored.delta_location, int(generation.bounds.place)
+        return None if root is None else base_at(root, self._slot, name, generation.number, int(lsn), place)
+
     def is_cut_off(self, name: str, generation: TableGeneration, lsn: Lsn) -> bool:
         """Whether the table's state at ``lsn``, at which the generation stands, is gone from the log."""
         try:
@@ -323,12 +332,12 @@ class ChangeLog:
             return False
         if fold is not None and fold.place == bounds.place and cut <= fold.lsn <= lsn:
             return False
-        base = base_at(self._root, self._slot, name, generation.number, int(lsn), int(bounds.place))
+        base = self.base_at(name, generation, lsn)
         return base is None or base.lsn < cut
 
     def log_table(self, table: str | TableName) -> tuple[str, LogTable]:
-        """``schema.table`` and its Delta table, as it is now. Raises UsageError for an unknown table, Unsupported for
-        one that is not this slot's alone."""
+        """``schema.table`` and its table in the log, as it is now. Raises UsageError for an unknown table, Unsupported
+        for one that is not this slot's alone."""
         return self._log_table(table)
 
     # -- inside ------------------------------------------------------------------------------------------
@@ -361,13 +370,15 @@ class ChangeLog:
         known = self.generations() if generations is None else generations
         cut, fold = self._cut_of(log_table), fold_of(log_table.watermark, self._slot)
         bases: dict[int, int] = {}
-        for line in read_lines(self._root, self._slot):
+        root = self._stored.delta_location
+        for line in [] if root is None else read_lines(root, self._slot):
             # By LSN: the first of each snapshot that is still there.
             if (
                 line.table == name
                 and line.lsn >= cut
                 and line.place not in bases
-                and base_of(self._root, line)
+                and root is not None
+                and base_of(root, line)
             ):
                 bases[line.place] = line.lsn
         starts = [*bases.items(), *([] if fold is None else [(fold.place, fold.lsn)])]
@@ -376,7 +387,7 @@ class ChangeLog:
 
     def _with_time(self, lsn: Lsn) -> str:
         """``lsn``, and when the first transaction behind it committed, where that is known."""
-        behind = TransactionsTable(self._root).between(int(lsn), MAX_LSN, [_TIMESTAMP], at_most=1)
+        behind = self.transactions_table().between(int(lsn), MAX_LSN, [_TIMESTAMP], at_most=1)
         times = behind[_TIMESTAMP].to_pylist()
         return f"{lsn} (the next commit is of {times[0].isoformat()})" if times and times[0] else str(lsn)
 
@@ -388,52 +399,46 @@ class ChangeLog:
         return log_table, shape
 
     def _log_table(self, table: str | TableName) -> tuple[str, LogTable]:
-        from deltalake.exceptions import TableNotFoundError
-
         parts = labelled_table(table) if isinstance(table, str) else table
         if parts is None:
             raise UsageError(
                 f"{table!r} is no table's name", remedy='give "schema.table", or a pair (schema, table)'
             )
         name = table_label(*parts)
-        try:
-            with reading(f"Delta table {name}"):
-                found = LogTable(self._root.child(locations.encode_table(*parts)))
-        except TableNotFoundError:
+        found = self._stored.open(self._stored.key_of(*parts))
+        if found is None:
             raise UsageError(
                 f"the change log has no table {name}",
                 remedy="ChangeLog.tables() lists them; put a name that contains a dot in double quotes",
-            ) from None
+            )
         source = found.properties.get(SOURCE, name)
         if source not in (name, ".".join(parts)):  # the second one is of earlier versions
             raise Unsupported(
-                f"the Delta table in the folder of {name} is one of {source}: somebody has copied or moved it",
-                remedy="move it away from the root of the sink",
+                f"the {found.format} table in the place of {name} is one of {source}: somebody has copied or moved it",
+                remedy="move it away from the sink's tables",
             )
         others = [slot for slot in self._slots if slot != self._slot and found.watermark(slot) is not None]
         if others:
             raise Unsupported(
-                f"the Delta table of {name} has rows of more than one slot: {', '.join([self._slot, *others])}",
+                f"the {found.format} table of {name} has rows of more than one slot: "
+                f"{', '.join([self._slot, *others])}",
                 remedy="give each slot a root of its own",
             )
         return name, found
 
-    def _open(self, directory: str) -> LogTable:
-        from deltalake.exceptions import TableNotFoundError
-
-        try:
-            with reading(f"Delta table {directory}"):
-                return LogTable(self._root.child(directory))
-        except TableNotFoundError:
+    def _open(self, key: str) -> LogTable:
+        found = self._stored.open(key)
+        if found is None:
             raise UsageError(
-                f"there is no change log at {redacted(self._root.uri)}: it has no Delta table {directory}",
-                remedy="give the URI behind `delta:` in the option --sink of `xidstream run`",
-            ) from None
+                f"there is no change log at {self.name}: it has no {self._stored.title(key)}",
+                remedy="give what the option --sink of `xidstream run` has",
+            )
+        return found
 
     def _refuse_several_slots(self, what: str) -> None:
         if len(self._slots) > 1:
             raise Unsupported(
-                f"several slots write to {locations.TRANSACTIONS} below {redacted(self._root.uri)}, which does not "
+                f"several slots write to {locations.TRANSACTIONS} below {self.name}, which does not "
                 f"record whose a transaction is: it cannot give the {what} of one slot",
                 remedy="ask by LSN, and give each slot a root of its own",
             )
@@ -460,13 +465,13 @@ class ChangeLog:
                 f"the commits after {cut.isoformat()} (log_retention)",
                 remedy="ask for a later time, or by LSN",
             )
-        found = TransactionsTable(self._root).first_later(moment, int(last))
+        found = self.transactions_table().first_later(moment, int(last))
         # Between two commits the state is that of the former one.
         return last if found is None else Lsn(found - 1)
 
     def _commit_of(self, xid: int, last: Lsn) -> Lsn:
         self._refuse_several_slots("transactions")
-        found = TransactionsTable(self._root).of_xids([int(xid)], int(last))
+        found = self.transactions_table().of_xids([int(xid)], int(last))
         lsns = found["commit_lsn"].to_pylist()
         if not lsns:
             raise UsageError(
@@ -484,6 +489,7 @@ class ChangeLog:
 
 _WAIT_S: Final = 0.1
 _OPENED_AT_A_TIME: Final = 16
+_CONSUMERS: Final = "positions of consumers need"
 _TIMESTAMP: Final = "commit_timestamp"
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 

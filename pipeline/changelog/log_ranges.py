@@ -31,7 +31,6 @@ import pyarrow.types as pt
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, reading
 from xidstream.pipeline.changelog.shapes import layout_lsns, shape_at
-from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.errors import Unsupported, UsageError
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.erased_marks import UPTO
@@ -193,7 +192,7 @@ class Commits:
     the first LSN of all that there is; None where there is none. ``cut``: up to here some are gone."""
 
     def __init__(self, log: ChangeLog, since: int, until: int) -> None:
-        table = TransactionsTable(log.root)
+        table = log.transactions_table()
         rows = table.between(since, until, ["tables"])
         self.lsns: list[int] = rows["commit_lsn"].to_pylist()
         self._tables: list[list[str]] = rows["tables"].to_pylist()

@@ -1,32 +1,37 @@
 """One table of the change log as Spark reads it: the files of one version of it, and what it says of itself.
 
-The Delta log has the least and the greatest commit LSN of each file, so files without a wanted row are not named to
+A table's own log has the least and the greatest commit LSN of each file, so files without a wanted row are not named to
 Spark at all. A file may lack a column that was added later, so the schema is always given, never found.
+
+``LogTable`` is what each format has alike, ``DeltaLogTable`` a Delta table; an Iceberg table is in ``iceberg_root``.
 
 Files in a folder are read by Spark's own Parquet reader, those in an object store by pyarrow (``parquet_frames``).
 Without Spark, ``log_tables.file_rows`` reads a file. Dates are proleptic Gregorian in all files, also in those that
 `optimize` wrote anew without Spark's mark.
 
-Called by ``change_log`` and ``table_at``, which reads base tables with it as well.
+Called by ``log_root``, and by ``table_at``, which reads base tables with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.file_rows import rows_of_file
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.spark.parquet_frames import parquet_frame
+from xidstream.pipeline.spark.parquet_frames import HeldColumn, parquet_frame
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -69,30 +74,44 @@ def reading(what: str) -> Iterator[None]:
         raise StorageFault(f"{what} cannot be read: {reason}") from error
 
 
-class LogTable:
-    """One version of a Delta table: ``version``, or the newest. Raises ``TableNotFoundError`` where there is none."""
+class LogTable(ABC):
+    """One version of a table, and no other, however long it is asked. ``format`` names it for people. ``schema`` is of
+    its columns, in Arrow's types."""
 
-    def __init__(self, location: Location, version: int | None = None) -> None:
-        from deltalake import DeltaTable
+    format: ClassVar[str]
+    location: Location
+    schema: pa.Schema
+    columns: Sequence[TableColumn]
+    properties: Mapping[str, str]
 
-        self.location = location
-        self._table: DeltaTable = DeltaTable(
-            location.uri, version=version, storage_options=location.storage_options
-        )
-        self.schema = pa.schema(self._table.schema().to_arrow())
-        self.columns = columns_of(self._table)
-        self.properties: dict[str, str] = dict(self._table.metadata().configuration)
+    @property
+    def title(self) -> str:
+        """The format and the table, for people."""
+        return f"{self.format} table {self.location.uri.rpartition('/')[2]}"
 
+    @abstractmethod
     def watermark(self, application_id: str) -> int | None:
         """The version last committed under ``application_id``: for a slot's own, a commit LSN."""
-        return self._table.transaction_version(application_id)
+
+    @abstractmethod
+    def slots(self) -> list[str]:
+        """The application ids of the slots that have written to it. Of ``_transactions`` alone."""
+
+    @abstractmethod
+    def check_plain(self) -> None:
+        """Raises Unsupported where another tool has deleted rows or renamed columns without writing the files anew."""
+
+    @abstractmethod
+    def listed(self) -> pa.Table:
+        """The files: ``path`` below ``location``, ``size_bytes``, ``num_records``, and of each column whose range is
+        told ``min.COLUMN`` and ``max.COLUMN``."""
 
     def files(self, first: int = 0, last: int = MAX_LSN, column: str = "_commit_lsn") -> list[LogFile]:
         """The files that may have rows with commit LSNs from ``first`` to ``last``, both included; without limits all.
 
-        Raises Unsupported where another tool has deleted rows or renamed columns without writing the files anew.
+        Raises as ``check_plain``.
         """
-        check_plain_files(self._table, self.location.uri.rpartition("/")[2])
+        self.check_plain()
 
         def values(name: str, missing: int) -> list[int]:
             return [missing if value is None else int(value) for value in self._told(name)]
@@ -112,7 +131,7 @@ class LogTable:
         ]
 
     def greatest(self, column: str) -> dict[str, Any]:
-        """By the path of each file, the greatest value of a column; None where the Delta log does not say it."""
+        """By the path of each file, the greatest value of a column; None where it is not told."""
         return dict(zip(self._told("path"), self._told(f"max.{column}"), strict=True))
 
     def least(self, column: str) -> dict[str, Any]:
@@ -120,22 +139,21 @@ class LogTable:
         return dict(zip(self._told("path"), self._told(f"min.{column}"), strict=True))
 
     @cached_property
-    def _actions(self) -> pa.Table:
-        """The files, as deltalake lists them."""
-        return pa.table(self._table.get_add_actions(flatten=True))
+    def _files(self) -> pa.Table:
+        return self.listed()
 
     def _told(self, name: str) -> list[Any]:
-        actions = self._actions
-        return actions[name].to_pylist() if name in actions.column_names else [None] * actions.num_rows
+        files = self._files
+        return files[name].to_pylist() if name in files.column_names else [None] * files.num_rows
 
     def rows(self, spark: SparkSession, files: Sequence[LogFile]) -> DataFrame:
-        """The rows of ``files``, in the Delta table's columns."""
+        """The rows of ``files``, in the table's columns."""
         return rows_of_files(spark, self.location, [file.path for file in files], self.schema)
 
     def count(self, lsn: int) -> int:
         """How many rows have this commit LSN. Reads that column, of the files that may have it."""
         wanted = pc.field("_commit_lsn") == lsn
-        with reading(f"Delta table {self.location.uri.rpartition('/')[2]}"):
+        with reading(self.title):
             files = self.files(lsn, lsn)
             return sum(self.read_file(file, ["_commit_lsn"], wanted).num_rows for file in files)
 
@@ -152,10 +170,45 @@ class LogTable:
         return pa.schema([self.schema.field(name) for name in names])
 
 
+class DeltaLogTable(LogTable):
+    """One version of a Delta table: ``version``, or the newest. Raises ``TableNotFoundError`` where there is none."""
+
+    format = "Delta"
+
+    def __init__(self, location: Location, version: int | None = None) -> None:
+        from deltalake import DeltaTable
+
+        self.location = location
+        self._table: DeltaTable = DeltaTable(
+            location.uri, version=version, storage_options=location.storage_options
+        )
+        self.schema = pa.schema(self._table.schema().to_arrow())
+        self.columns = columns_of(self._table)
+        self.properties: dict[str, str] = dict(self._table.metadata().configuration)
+
+    def watermark(self, application_id: str) -> int | None:
+        return self._table.transaction_version(application_id)
+
+    def slots(self) -> list[str]:
+        return application_ids(self.location)
+
+    def check_plain(self) -> None:
+        check_plain_files(self._table, self.location.uri.rpartition("/")[2])
+
+    def listed(self) -> pa.Table:
+        return pa.table(self._table.get_add_actions(flatten=True))
+
+
 def rows_of_files(
-    spark: SparkSession, location: Location, paths: Sequence[str], schema: pa.Schema
+    spark: SparkSession,
+    location: Location,
+    paths: Sequence[str],
+    schema: pa.Schema,
+    held: Sequence[HeldColumn] | None = None,
 ) -> DataFrame:
-    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not."""
+    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not. ``held``: as
+    ``parquet_frame`` takes it."""
     if location.is_local:
-        return parquet_frame(spark, [f"{location.uri}/{path}" for path in paths], schema, _OPTIONS)
-    return parquet_frame(spark, paths, schema, _OPTIONS, location)
+        local = [f"{location.uri}/{path}" for path in paths]
+        return parquet_frame(spark, local, schema, _OPTIONS, held=held)
+    return parquet_frame(spark, paths, schema, _OPTIONS, location, held)

@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.changelog.manifest import base_at
 from xidstream.pipeline.changelog.table_at import TableAt
-from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 
@@ -48,7 +46,7 @@ def moment_of(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment:
     behind the snapshot, and so committed behind ``place``. An xid of 32 bits comes again; of ``xip`` the newest one is
     meant, and only rows behind the log's own snapshot matter.
     """
-    transactions, upto = TransactionsTable(log.root), int(bounds.valid_from)
+    transactions, upto = log.transactions_table(), int(bounds.valid_from)
     of_xip = transactions.of_xids({xid % _WIRE_XIDS for xid in bounds.xip}, upto, ["tables"])
     begun_behind = transactions.between(int(bounds.place), upto, ["xid", "tables"])
     rows = [*of_xip.to_pylist(), *begun_behind.to_pylist()]
@@ -66,7 +64,7 @@ def standby_moment(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment
     LSNs have one state.
     """
     first = bounds.place.next_record
-    between = TransactionsTable(log.root).between(int(first) - 1, int(replayed_upto(bounds)), ["tables"])
+    between = log.transactions_table().between(int(first) - 1, int(replayed_upto(bounds)), ["tables"])
     rows = between.to_pylist()
     return None if any(table in (row["tables"] or ()) for row in rows) else Moment(first.before)
 
@@ -87,14 +85,6 @@ def table_at(log: ChangeLog, table: str, moment: Moment) -> TableAt:
         return found
     generation = found.generation
     # A base table behind the first of them would have it, and so would a fold.
-    find_base = partial(
-        base_at,
-        log.root,
-        log.application_id,
-        table,
-        generation.number,
-        int(moment.left_out[0].before),
-        int(generation.bounds.place),
-    )
+    find_base = partial(log.base_at, table, generation, moment.left_out[0].before)
     fold = found.fold if found.fold is not None and found.fold.lsn < moment.left_out[0] else None
     return replace(found, find_base=find_base, left_out=moment.left_out, fold=fold)

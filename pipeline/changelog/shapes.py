@@ -66,12 +66,12 @@ def shape_at(
         chosen = _from_versions(own, versions, lsn, is_state=bounds is not None)
     except (ValueError, TypeError, LookupError, AttributeError):
         raise StorageFault(
-            f"the properties of the Delta table of {table} do not say which columns it has",
+            f"the properties of the log's table of {table} do not say which columns it has",
             remedy=f"put {VERSIONS} back as it was",
         ) from None
     missing = [name for name in key or () if name not in chosen]
     if missing:
-        raise StorageFault(f"the Delta table of {table} has no column for its key {', '.join(missing)}")
+        raise StorageFault(f"the log's table of {table} has no column for its key {', '.join(missing)}")
     types = spark_schema(pa.schema([pa.field(name, type_) for name, (type_, _) in chosen.items()]))
     shapes = {
         name: ColumnShape(field.dataType, tuple(column.name for column in held))

@@ -39,7 +39,6 @@ from xidstream.pipeline.changelog.log_ranges import (
     admitted,
     missing_commit,
 )
-from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
@@ -195,6 +194,7 @@ class LogSource:
         self.options = options
         self._schema = schema
         self.log = ChangeLog(options.path, options.slot, options.storage_options)
+        self.log.delta_location('the data source "xidstream" needs')
 
     def tables(self, lsn: Lsn) -> list[QueryTable]:
         """The tables, opened anew: behind the look at ``lsn``, so that they have all up to it."""
@@ -367,7 +367,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
                     facts={"lsn": str(Lsn(newest + 1))},
                 )
         if begun is not None and limit is not None and not isinstance(limit, ReadAllAvailable):
-            options, behind, transactions = self._options, begun, TransactionsTable(source.log.root)
+            options, behind, transactions = self._options, begun, source.log.transactions_table()
             files = [file for table in tables for file in table.files(begun, newest)]
             files.sort(key=lambda file: (file.min_lsn, file.max_lsn))
 

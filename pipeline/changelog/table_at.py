@@ -7,7 +7,7 @@ wherever they stand in the log (``contained``), but for the part up to which it 
 Where the log was cut, its commit may have left the table's rows at the cut (``log_fold``). These take the place of the
 snapshot's, and all behind them is needed.
 
-The rows of a snapshot are counted, by what the Delta log says of its files. If another tool took some of them away, an
+The rows of a snapshot are counted, by what the table says of its files. If another tool took some of them away, an
 error says so: without them the table would look like one that has few rows, or none. What an erasure took is told by
 its own commits (``delta.erased_rows``).
 
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from xidstream.pipeline.changelog.fold import base_alone, fold
 from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.log_fold import LogFold
-from xidstream.pipeline.changelog.log_table import LogFile, LogTable
+from xidstream.pipeline.changelog.log_table import DeltaLogTable, LogFile, LogTable
 from xidstream.pipeline.changelog.manifest import Base
 from xidstream.pipeline.changelog.shape import TableShape, shaped
 from xidstream.pipeline.errors import PreconditionMissing
@@ -119,10 +119,10 @@ class TableAt:
         if there != n_rows:
             table = self.generation.table
             raise PreconditionMissing(
-                f"table {table} cannot be read: its snapshot of {self._begins_at} had {n_rows} rows, and its Delta "
-                f"table has {there} of them: another tool has changed it",
-                remedy="restore the Delta table to the version before, or take a new snapshot of the table: `xidstream "
-                f"snapshot request --table {table}`",
+                f"table {table} cannot be read: its snapshot of {self._begins_at} had {n_rows} rows, and its "
+                f"{self.log_table.format} table has {there} of them: another tool has changed it",
+                remedy=f"restore the {self.log_table.format} table to the version before, or take a new snapshot of "
+                f"the table: `xidstream snapshot request --table {table}`",
             )
 
     @property
@@ -167,7 +167,7 @@ class TableAt:
         if found is None:
             base, since = self.snapshot(spark).frame, 0
         else:
-            table = LogTable(found.location, found.version)
+            table = DeltaLogTable(found.location, found.version)
             base, since = table.rows(spark, table.files()), found.lsn
         tail = self.tail(spark, since)
         if tail is not None:

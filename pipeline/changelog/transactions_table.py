@@ -31,9 +31,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xidstream.pipeline.changelog.log_table import LogFile, LogTable, reading
+from xidstream.pipeline.changelog.log_root import LogRoot
+from xidstream.pipeline.changelog.log_table import LogFile, reading
+from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.locations import Location
 
 _LSN: Final = "commit_lsn"
 _TIME: Final = "commit_timestamp"
@@ -42,11 +43,15 @@ _ROUNDED: Final = datetime.timedelta(milliseconds=1)
 
 
 class TransactionsTable:
-    """Raises ``TableNotFoundError`` where there is none, StorageFault for what cannot be read."""
+    """Raises StorageFault where there is none, and for what cannot be read."""
 
-    def __init__(self, root: Location) -> None:
+    def __init__(self, root: LogRoot) -> None:
+        self._title = root.title(locations.TRANSACTIONS)
+        table = root.open(locations.TRANSACTIONS)
+        if table is None:
+            raise StorageFault(f"{self._title} is not there any more")
+        self._table = table
         with self._reading():
-            self._table = LogTable(root.child(locations.TRANSACTIONS))
             self._files = sorted(self._table.files(column=_LSN), key=lambda file: (file.min_lsn, file.path))
 
     @property
@@ -126,6 +131,5 @@ class TransactionsTable:
                 found = pa.concat_tables([found, self._table.read_file(file, names, wanted)])
         return found
 
-    @staticmethod
-    def _reading() -> AbstractContextManager[None]:
-        return reading(f"Delta table {locations.TRANSACTIONS}")
+    def _reading(self) -> AbstractContextManager[None]:
+        return reading(self._title)

@@ -88,6 +88,8 @@ ATTEMPTS: Final = 8
 """Commits behind others that were harmless. A compaction is one commit; who commits all the time is no compaction."""
 _KEEP: Final = "history.expire.min-snapshots-to-keep"
 _KEEP_MS: Final = "history.expire.max-snapshot-age-ms"
+_FIRST: Final = 1
+"""The sequence number of a table's first snapshot."""
 _FOREIGN: Final = "delta."
 """What ``TableMetadata`` has for Delta tables alone."""
 
@@ -99,7 +101,8 @@ log of snapshots both commit to ``_transactions``, each second or so. Who begins
 
 class IcebergTable:
     """``label`` names the table in errors. ``location`` is where its files are, as ``log_tables`` takes it. ``ranged``
-    are the columns whose ranges are told of each file."""
+    are the columns whose ranges are told of each file. ``sources``: by field id, which column of the source a column
+    has; also of columns that are gone."""
 
     upkeep: IcebergUpkeep | None = None
     """Is told of snapshots that were expired, for a table of the sink."""
@@ -125,10 +128,15 @@ class IcebergTable:
     def title(self) -> str:
         return f"Iceberg table {self.label}"
 
+    @property
+    def loaded(self) -> Table:
+        """For this package: pyiceberg's table, as it was loaded."""
+        return self._table
+
     def _read(self) -> None:
         """From the metadata that is loaded."""
         self._watermarks: dict[str, int] = {}
-        sources = _sources(self._table.properties, self.title)
+        self.sources = sources = _sources(self._table.properties, self.title)
         self.columns = tuple(
             TableColumn(field.name, arrow_type(field.field_type), sources.get(field.field_id, field.name))
             for field in self._table.schema().fields
@@ -143,7 +151,10 @@ class IcebergTable:
         if application_id not in self._watermarks:
             name = f"{LSN}{application_id}"
             kept = int(self._table.properties.get(name, NOTHING))
-            told = next((each[name] for each in self._summaries() if name in each), kept)
+            summaries, is_whole = self._summaries()
+            # Of an id that no snapshot names, the one that did is expired; or it was before all that there are now.
+            silent = NOTHING if is_whole else kept
+            told = next((each[name] for each in summaries if name in each), silent)
             if int(told) != kept:
                 raise SinkDiverged(
                     f"{self.title} was set back to an older snapshot: that one holds rows up to {int(told)}, and the "
@@ -154,15 +165,16 @@ class IcebergTable:
             self._watermarks[application_id] = kept
         return self._watermarks[application_id]
 
-    def _summaries(self) -> list[Mapping[str, str]]:
-        """What the main branch's snapshots say that are not expired, the newest first."""
+    def _summaries(self) -> tuple[list[Mapping[str, str]], bool]:
+        """What the main branch's snapshots say that are not expired, the newest first; whether that is all of them."""
         snapshots = {each.snapshot_id: each for each in self._table.snapshots()}
         found: list[Mapping[str, str]] = []
-        at = self._table.metadata.current_snapshot_id
+        at, oldest = self._table.metadata.current_snapshot_id, _FIRST
         while at is not None and (snapshot := snapshots.get(at)) is not None:
             found.append(snapshot.summary.additional_properties if snapshot.summary else {})
-            at = snapshot.parent_snapshot_id
-        return found
+            at, oldest = snapshot.parent_snapshot_id, snapshot.sequence_number or 0
+        # Where snapshots are expired, pyiceberg takes the parent from the oldest that is left.
+        return found, at is None and oldest == _FIRST
 
     def read(self, columns: Sequence[str], lsn_column: str, first: int, last: int) -> pa.Table:
         """The rows of the snapshot whose ``lsn_column`` is from ``first`` to ``last``, in the contract's types."""

@@ -21,7 +21,13 @@ from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.relation_history import VersionSince
-from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, TableMetadata, metadata_of_source
+from xidstream.pipeline.log_tables.table_metadata import (
+    OF_OWN_TABLES,
+    SOURCE,
+    TableMetadata,
+    metadata_of_source,
+)
+from xidstream.pipeline.pg_rules import labelled_table
 from xidstream.pipeline.schema import RelationVersion
 
 if TYPE_CHECKING:
@@ -44,6 +50,18 @@ def _has_no_catalog(error: Exception) -> bool:
 
 def _part(name: str) -> str:
     return _AMBIGUOUS.sub("~5F", locations.encode(name))
+
+
+def source_of(key: str) -> tuple[str, str] | None:
+    """``(schema, table)`` of a table's name. None for one that is no source's table's, or that is cut."""
+    parts = key.split("__")
+    if len(parts) != 2 or locations.CUT in key:
+        return None
+    try:
+        found = locations.decode(parts[0]), locations.decode(parts[1])
+    except (UnicodeDecodeError, UnicodeEncodeError):
+        return None
+    return found if table_name(*found) == key else None
 
 
 class IcebergTables:
@@ -84,6 +102,27 @@ class IcebergTables:
 
     def about_own(self, key: str) -> TableMetadata:
         return OF_OWN_TABLES[key]
+
+    def sources(self) -> list[tuple[str, str]]:
+        """The source's tables that the namespace has, each ``(schema, table)``. Raises as ``open``."""
+        from pyiceberg.exceptions import NoSuchNamespaceError
+
+        with answering(self.root):
+            catalog = self._catalog()
+            try:
+                listed = [] if catalog is None else catalog.list_tables(self._namespace)
+            except NoSuchNamespaceError:
+                return []
+        found = (self._source(each[-1]) for each in listed)
+        return [each for each in found if each is not None]
+
+    def _source(self, key: str) -> tuple[str, str] | None:
+        if locations.CUT not in key:
+            return source_of(key)
+        # The name does not say all of it, and the table does.
+        table = self.open(key, key)
+        parts = None if table is None else labelled_table(table.loaded.properties.get(SOURCE, ""))
+        return parts if parts is not None and table_name(*parts) == key else None
 
     def open(self, key: str, label: str) -> IcebergTable | None:
         """Raises StorageFault where the catalog does not answer, ConfigError where none is configured."""

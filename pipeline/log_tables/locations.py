@@ -40,7 +40,8 @@ _DIGEST: Final = 32
 _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9_-]")
 _ESCAPE: Final = re.compile(rb"~([0-9A-F]{2})")
 _TORN: Final = re.compile(r"~[0-9A-F]?\Z")
-_CUT: Final = "~~"
+CUT: Final = "~~"
+"""In a name, and in no other place: it is cut."""
 _MISREAD: Final = re.compile(r"[%\\\[\]^|]")
 """By deltalake: it decodes %, takes a backslash for a slash, and panics at the others, which is no Exception of
 Python's."""
@@ -97,9 +98,9 @@ def cut(whole: str) -> str:
     """A name made of encoded ones that a directory may have: itself, or the first part of it and a digest."""
     if len(whole) <= MAX_DIRECTORY:
         return whole
-    room = MAX_DIRECTORY - len(_CUT) - _DIGEST
+    room = MAX_DIRECTORY - len(CUT) - _DIGEST
     digest = hashlib.sha256(whole.encode("ascii")).hexdigest()[:_DIGEST]
-    return f"{_whole_characters(whole[:room])}{_CUT}{digest}"
+    return f"{_whole_characters(whole[:room])}{CUT}{digest}"
 
 
 def _whole_characters(encoded: str) -> str:
@@ -117,7 +118,7 @@ def _whole_characters(encoded: str) -> str:
 
 def decode_table(directory: str) -> tuple[str, str]:
     """``(schema, table)`` of a directory's name. Raises ValueError if it is not one of a source table, or is cut."""
-    if _CUT in directory:
+    if CUT in directory:
         raise ValueError(f"{directory!r} does not have all of its table's name")
     schema, table = directory.split(".")
     return decode(schema), decode(table)

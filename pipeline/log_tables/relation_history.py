@@ -44,6 +44,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pyarrow as pa
+
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.log_tables.columns import TableColumn, delta_type_name, holds
 from xidstream.pipeline.schema import Column, RelationVersion
@@ -82,7 +84,9 @@ class VersionSince:
 
 def _shown(column: Column, target: TableColumn) -> dict[str, str]:
     own = column.type.arrow
-    return {"shown": delta_type_name(own)} if target.type != own and holds(target.type, own) else {}
+    if target.type == own or not holds(target.type, own) or (own == pa.int16() and target.type == pa.int32()):
+        return {}  # A format may have no int2, and have an int4 in its place (``ColumnRules.stored``).
+    return {"shown": delta_type_name(own)}
 
 
 def recorded_with(recorded: str | None, brought: Sequence[VersionSince], label: str) -> str | None:

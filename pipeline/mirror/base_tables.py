@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import TableGeneration, generation_at
+from xidstream.pipeline.changelog.log_root import root_of
 from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current, has_commit
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.errors import (
@@ -93,7 +94,13 @@ class BaseTables:
         file_bytes: int,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        self._root = Location.parse(uri, dict(storage_options) if storage_options else None)
+        root = root_of(uri, storage_options)
+        if root.delta_location is None:
+            raise Unsupported(
+                f"base tables are made from the change log of a Delta sink, not from {root.name}",
+                remedy="read states of this log with ChangeLog.as_of, or give the sink delta:URI",
+            )
+        self._root = root.delta_location
         self._slot = slot
         self._file_bytes = file_bytes
         self._manifest: ManifestWriter | None = None

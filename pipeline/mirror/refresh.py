@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from xidstream.pipeline.changelog.fold import base_alone, fold
-from xidstream.pipeline.changelog.log_table import LogFile, LogTable
+from xidstream.pipeline.changelog.log_table import DeltaLogTable, LogFile
 from xidstream.pipeline.changelog.manifest import ManifestLine, current
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.small_fold import SmallTable, small_table
@@ -349,7 +349,7 @@ class TableRefresher:
         """Raise SnapshotOutdated where keys were erased from the log since it was opened. What comes behind this look,
         the base table's own commit tells (``erased_base``)."""
         opened = self._log.log_table
-        if LogTable(opened.location).watermark(ERASURES) != opened.watermark(ERASURES):
+        if DeltaLogTable(opened.location).watermark(ERASURES) != opened.watermark(ERASURES):
             raise SnapshotOutdated(self._label)
 
     # -- both ------------------------------------------------------------------------------------------

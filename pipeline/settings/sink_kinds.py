@@ -33,9 +33,10 @@ class SinkKind:
     """``argument``: what comes behind the colon, as help shows it; empty where nothing does. ``names``: what that is,
     in a word. ``has_root``: it is a folder or a URI; with ``knows_names`` it may also begin with a name that somebody
     else's configuration explains. ``is_log``: the sink keeps what it was given, and knows up to which commit and by
-    whom. ``has_states``: states, base tables and ``verify`` are read from that log. ``needs_spark``: each batch asks
-    for the Spark session; else only a batch does that is too much for the driver's own process. ``implementation``:
-    ``module:class``."""
+    whom. ``has_states``: states and changes are read from that log (``ChangeLog``), and ``verify`` compares them.
+    ``has_base_tables``: it is also read file by file, so base tables are made beside it, repairs carry its rows over,
+    and keys are erased from it. ``needs_spark``: each batch asks for the Spark session; else only a batch does that is
+    too much for the driver's own process. ``implementation``: ``module:class``."""
 
     name: str
     implementation: str
@@ -45,6 +46,7 @@ class SinkKind:
     knows_names: bool = False
     is_log: bool = False
     has_states: bool = False
+    has_base_tables: bool = False
     needs_spark: bool = True
     snapshots: Snapshots = Snapshots.NONE
 
@@ -71,6 +73,7 @@ DELTA: Final = SinkKind(
     has_root=True,
     is_log=True,
     has_states=True,
+    has_base_tables=True,
     needs_spark=False,
     snapshots=Snapshots.BESIDE,
 )
@@ -82,6 +85,7 @@ ICEBERG: Final = SinkKind(
     has_root=True,
     knows_names=True,
     is_log=True,
+    has_states=True,
     needs_spark=False,
     snapshots=Snapshots.BESIDE,
 )

@@ -6,7 +6,7 @@ commits meanwhile at the source makes the next batch larger, and the watermark m
 behind at most. A batch with a segment of a large transaction, or with many rows, is written at once: there it is the
 rows that take the time.
 
-States are not read from Iceberg tables yet, so a repair of a snapshot carries nothing over.
+A repair of a snapshot carries nothing over here yet.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ from xidstream.pipeline.changelog.consumers import ConsumerPosition, read_positi
 from xidstream.pipeline.changelog.folding import new_directory, write_fold
 from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.log_fold import LogFold, fold_marks, fold_of
-from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, LogTable, reading
+from xidstream.pipeline.changelog.log_root import DeltaRoot
+from xidstream.pipeline.changelog.log_table import MAX_LSN, DeltaLogTable, LogFile, reading
 from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_lines
 from xidstream.pipeline.changelog.shortening import (
     Stretch,
@@ -166,7 +167,7 @@ class LogShortening:
 
     def _before(self, age_s: float) -> int:
         """The LSN up to which all had committed so long before the newest commit; 0 where that is not known."""
-        transactions = TransactionsTable(self._root)
+        transactions = TransactionsTable(DeltaRoot(self._root))
         newest = transactions.newest_timestamp
         if newest is None:
             return 0
@@ -351,7 +352,7 @@ class LogShortening:
             self._ownership.check(writer)
             if writer.watermark(locations.cut_id(self._slot)) >= cut:
                 return
-            times = LogTable(location, writer.version).greatest(_TIME)
+            times = DeltaLogTable(location, writer.version).greatest(_TIME)
             gone = [
                 file.path
                 for file in removable(_files(writer, "commit_lsn"), (), cut)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -33,11 +33,20 @@ _REPLACED: Final = "${"
 _AS_THEY_ARE: Final = {"__globPaths__": "false", "recursiveFileLookup": "true"}
 """A path is a path, whatever characters it has, and its folders are no partitions."""
 _BATCH_ROWS: Final = 16 << 10
+_FIELD_ID: Final = b"PARQUET:field_id"
 
 
 def is_read_as_named(names: Iterable[str]) -> bool:
     """Whether Spark's Parquet reader and writer take these columns' names as they are."""
     return not any(_REPLACED in name for name in names)
+
+
+class HeldColumn(NamedTuple):
+    """Which column of a file has a column's values: the one with the field id ``id``, in a file that has such ids, else
+    the first of ``names`` that is there."""
+
+    id: int
+    names: tuple[str, ...]
 
 
 def parquet_frame(
@@ -46,16 +55,20 @@ def parquet_frame(
     schema: pa.Schema,
     options: Mapping[str, str],
     location: Location | None = None,
+    held: Sequence[HeldColumn] | None = None,
 ) -> DataFrame:
     """The rows of the files in ``schema``; null in a column that a file has not. ``paths`` are absolute and local (or
-    URIs that Spark reads), or below ``location`` in an object store. ``options`` are those of Spark's reader."""
+    URIs that Spark reads), or below ``location`` in an object store. ``options`` are those of Spark's reader.
+
+    ``held``: for each of the schema's columns, where files may call it otherwise, or have another type; then pyarrow
+    reads."""
     types = spark_schema(schema)
     if not paths:
         return spark.createDataFrame([], types)
-    if location is None and is_read_as_named(schema.names):
+    if location is None and held is None and is_read_as_named(schema.names):
         uris = [f"file://{path}" if path.startswith("/") else path for path in paths]
         return spark.read.schema(types).options(**_AS_THEY_ARE, **options).parquet(*uris)
-    read = StoredFiles(tuple(paths), schema, location)
+    read = StoredFiles(tuple(paths), schema, location, None if held is None else tuple(held))
     return spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, types)
 
 
@@ -66,6 +79,7 @@ class StoredFiles:
     paths: tuple[str, ...]
     schema: pa.Schema
     location: Location | None = None
+    held: tuple[HeldColumn, ...] | None = None
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow.parquet as pq
@@ -89,7 +103,16 @@ class StoredFiles:
 
     def _conformed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         arrays = []
-        for field in self.schema:
-            i = rows.schema.get_field_index(field.name)
+        for field, i in zip(self.schema, self._places(rows.schema), strict=True):
             arrays.append(pa.nulls(rows.num_rows, field.type) if i < 0 else rows.column(i).cast(field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _places(self, there: pa.Schema) -> list[int]:
+        """For each column the file's that has its values, or -1."""
+        if self.held is None:
+            return [there.get_field_index(name) for name in self.schema.names]
+        ids = {int(f.metadata[_FIELD_ID]): i for i, f in enumerate(there) if _FIELD_ID in (f.metadata or {})}
+        if ids:
+            return [ids.get(column.id, -1) for column in self.held]
+        found = ([there.get_field_index(name) for name in column.names] for column in self.held)
+        return [next((i for i in places if i >= 0), -1) for places in found]

@@ -52,7 +52,6 @@ from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.snapshot_sources import survey_unless_locked
 from xidstream.pipeline.postgres.table_holder import TableHolder
 from xidstream.pipeline.postgres.verified_server import VerifiedServer, verified_server
-from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.verify.comparing import Comparing, LogStandsStill, not_verified
 from xidstream.pipeline.verify.result import TableVerification, Verdict, Verification
@@ -141,7 +140,7 @@ class _Verifying:
             found = survey_unless_locked(connection, self.publications, self.column_names)
             sources = {each.name: each for each in found}
         chosen = self._chosen(sources, patterns)
-        record = Record(None if result is None else Path(result), f"{redacted(self.log.root.uri)} {self._id}")
+        record = Record(None if result is None else Path(result), f"{self.log.name} {self._id}")
         done: list[TableVerification] = []
 
         def finish(one: TableVerification) -> None:
@@ -251,7 +250,7 @@ class _Verifying:
     @contextmanager
     def _staging(self, spark: SparkSession) -> Iterator[Location]:
         if self.settings.staging:
-            found = Location.parse(self.settings.staging, self.log.root.storage_options)
+            found = Location.parse(self.settings.staging)
             if not found.is_local:
                 raise ConfigError(
                     "staging must be a folder", remedy="one that all of Spark's executors can read"

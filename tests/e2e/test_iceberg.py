@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.test_command_line import NEWEST, ROWS, options, run, set_up
 from tests.postgres_fixtures import Database
+from xidstream import ChangeLog
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.iceberg.catalogs import FOLDER_CATALOG
 
@@ -68,6 +69,9 @@ def test_a_run_fills_iceberg_tables_that_anybody_reads_and_the_next_one_goes_on_
     assert [(row["table"], row["state"]) for row in read("_snapshots")] == [("public.t", "finished")]
     linked = list((tmp_path / "lake/shop/public__t").glob("data-*-segments/*.parquet"))
     assert linked, "the large transaction was linked"
+    log = ChangeLog(f"iceberg:{tmp_path}/lake/shop")
+    oldest = log.oldest_lsn("public.t")
+    assert oldest is not None and log.readable_lsn == log.last_commit_lsn > oldest > 0
     checked = run("check", *arguments[1:])
     assert "the catalog of iceberg:" in checked.stdout + checked.stderr, checked.stdout + checked.stderr
     assert "hold this slot's transactions up to" in checked.stdout + checked.stderr

@@ -25,6 +25,7 @@ from tests.standbys import standby_of
 from tests.waiting import wait_until
 from xidstream import ChangeLog, ChangeStream
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
+from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.verify.result import (
     Differences,
     DifferingRow,
@@ -342,6 +343,37 @@ def test_all_types_are_equal_and_all_kinds_of_damage_are_found(pipeline: Pipelin
     with damaged(twins, replaced("x", -0.0, n=48, x=0.0)):
         signs = verified.differences("twins", show_values=True)
     assert [(row.kind, row.n) for row in signs.rows] == [(Kind.EXTRA, 1), (Kind.MISSING, 1)]
+
+
+@pytest.mark.slow
+@on_18
+@pytest.mark.timeout(300)
+def test_all_types_are_equal_in_iceberg_tables(pipeline: Pipeline) -> None:
+    pytest.importorskip("pyiceberg")
+    database, sink = pipeline.database, f"iceberg:{pipeline.folder}/lake/shop"
+    database.execute(MORE_TABLES)
+    database.execute("create publication p for all tables")
+    make_corners(database)
+    insert_corners(database, 0)
+    pipeline.query = ChangeStream(pipeline.config(snapshot="initial", sink=sink)).start(pipeline.spark)
+
+    def has_snapshots() -> bool:
+        with suppress(UsageError):  # there is no log yet
+            return len(ChangeLog(sink).generations()) == 4
+        return False
+
+    pipeline.wait_until(has_snapshots)
+    insert_corners(database, 1)
+    database.execute("alter table pairs add column more text")
+    database.execute("update pairs set more = b where a = 3")
+    database.execute("truncate twins")
+    database.execute("insert into twins values (1, '-0'), (1, 0)")
+    log = ChangeLog(sink)
+    found = by_table(log.verify(pipeline.spark, database.dsn(), "p", rows_per_range=700, timeout_s=90))
+    assert {each.verdict for each in found.values()} == {Verdict.EQUAL} and len(found) == 4, found
+    assert found["public.twins"].source_rows == 2
+    state = log.as_of(pipeline.spark, lsn=log.wait())
+    assert state["public.pairs"].count() == 2000
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""A change log made by the real sink, beside a model of the source: what each table held at each commit."""
+"""A change log made by the real sink, beside a model of the source: what each table held at each commit.
+
+With ``iceberg`` the same is written to Iceberg tables, too, by the other sink.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,12 @@ from xidstream.pipeline.schema.rows import (
     snapshot_rows,
 )
 from xidstream.pipeline.sinks.delta_sink import DeltaSink
+from xidstream.pipeline.sinks.log_sink import LogSink
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 
-BOOL, INT8, TEXT, DATE = 16, 20, 25, 1082
+BOOL, INT8, INT4, INT2, TEXT, DATE = 16, 20, 23, 21, 25, 1082
+_INTEGERS = (INT2, INT4, INT8)
 Row = dict[str, Any]
 
 
@@ -54,43 +59,52 @@ class LogMaker:
     states: dict[int, dict[str, list[Any]]] = field(default_factory=dict)
     lsn: int = 1_000
     storage_options: dict[str, str] | None = None
+    iceberg: str | None = None
 
     def __post_init__(self) -> None:
         self.sink = DeltaSink(str(self.path), IDENTITY, self.storage_options)
-        self.sink.open(lambda: self.spark)
-        self.sink.claim(Tenure(1, "epoch", 1, {}, Lsn(10**12)))
+        self.sinks: list[LogSink] = [self.sink]
+        if self.iceberg is not None:
+            from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+            from xidstream.pipeline.sinks.iceberg_sink import IcebergSink
+
+            self.sinks.append(IcebergSink(IcebergPlace.parse(self.iceberg), IDENTITY, commit_every_s=0))
+        for sink in self.sinks:
+            sink.open(lambda: self.spark)
+            sink.claim(Tenure(1, "epoch", 1, {}, Lsn(10**12)))
         self._numbers: dict[str, int] = {}
 
     def snapshot(self, relation: RelationVersion, rows: Sequence[Row]) -> None:
         """What the table holds now, as the first or the next generation. All transactions so far are contained."""
-        log = self.sink.snapshot_log()
         place, self.lsn = self.lsn + 1, self.lsn + 3
         number = self._numbers[relation.name] = self._numbers.get(relation.name, 0) + 1
         bounds = SnapshotBounds(
             Lsn(place), Lsn(place + 1), self.lsn * 10, self.lsn * 10, (), 1_700_000_000_000_000
         )
-        target = log.target(relation, bounds.place)
-        files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
         columns = [pa.array([row[f.name] for row in rows], f.type) for f in relation.arrow_fields]
         text = pa.nulls(len(rows), pa.map_(pa.string(), pa.string()))
-        if rows:
-            files.write(
-                target.conform(
-                    snapshot_rows(
-                        relation, columns, text, place=place, taken_at_us=bounds.taken_at_us, first_seq=0
+        for log in [sink.snapshot_log() for sink in self.sinks]:
+            target = log.target(relation, bounds.place)
+            files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
+            if rows:
+                files.write(
+                    target.conform(
+                        snapshot_rows(
+                            relation, columns, text, place=place, taken_at_us=bounds.taken_at_us, first_seq=0
+                        )
                     )
                 )
-            )
-        assert log.commit(Generation(relation, number, bounds), files.close())
-        log.prove(Lsn(self.lsn))
+            assert log.commit(Generation(relation, number, bounds), files.close())
+            log.prove(Lsn(self.lsn))
         self.tables[relation.name] = [dict(row) for row in rows]
 
     def commit(self, *changes: tuple[RelationVersion, Sequence[Row]], **more: Any) -> int:
         """Rows as ``tests.spark.support.internal`` takes them; the model is the caller's (``Changes`` keeps it)."""
         self.lsn += 10
         transaction = Transaction(self.lsn, changes, xid=self.lsn * 10, **more)
-        self.sink.write(self.make_batch(transaction))
-        self.sink.snapshot_log().prove(Lsn(self.lsn))
+        for sink in self.sinks:
+            sink.write(self.make_batch(transaction))
+            sink.snapshot_log().prove(Lsn(self.lsn))
         self.states[self.lsn] = self.state()
         return self.lsn
 
@@ -151,7 +165,7 @@ def _old(relation: RelationVersion, row: Row) -> Row:
 
 def random_value(dice: random.Random, column: Column, n_keys: int) -> Any:
     number = dice.randrange(n_keys)
-    return number if column.type_oid == INT8 else f"{column.name} {number:04d}"
+    return number if column.type_oid in _INTEGERS else f"{column.name} {number:04d}"
 
 
 def as_rows(rows: Sequence[Row]) -> list[Any]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from xidstream.pipeline.changelog.log_table import LogTable, reading
+from xidstream.pipeline.changelog.log_table import DeltaLogTable, reading
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.spark.parquet_frames import StoredFiles
@@ -25,7 +25,7 @@ def append(path: Path, **columns: list[object]) -> None:
 def test_files_whose_commits_are_out_of_range_are_left_out(tmp_path: Path) -> None:
     for lsn in (100, 200, 300):
         append(tmp_path, _commit_lsn=[lsn, lsn + 50], id=[1, 2])
-    table = LogTable(Location.parse(str(tmp_path)))
+    table = DeltaLogTable(Location.parse(str(tmp_path)))
 
     def chosen(first: int, last: int) -> list[int]:
         return sorted(file.min_lsn for file in table.files(first, last))
@@ -40,7 +40,7 @@ def test_files_whose_commits_are_out_of_range_are_left_out(tmp_path: Path) -> No
 def test_a_file_from_before_a_column_was_added_is_read_with_nulls(tmp_path: Path) -> None:
     append(tmp_path, _commit_lsn=[100], id=[1])
     append(tmp_path, _commit_lsn=[200], id=[2], day=[datetime.date(1500, 3, 1)])
-    table = LogTable(Location.parse(str(tmp_path)))
+    table = DeltaLogTable(Location.parse(str(tmp_path)))
     paths = tuple(file.path for file in sorted(table.files(), key=lambda file: file.min_lsn))
     read = pickle.loads(pickle.dumps(StoredFiles(paths, table.schema, table.location)))
     numbers = pa.RecordBatch.from_arrays([pa.array([0, 1])], ["id"])
@@ -62,9 +62,9 @@ def test_a_program_that_ends_right_after_a_read_is_not_aborted(tmp_path: Path) -
         append(tmp_path, _commit_lsn=[lsn] * 1000, id=list(range(1000)))
     program = (
         "import sys\n"
-        "from xidstream.pipeline.changelog.log_table import LogTable\n"
+        "from xidstream.pipeline.changelog.log_table import DeltaLogTable\n"
         "from xidstream.pipeline.log_tables.locations import Location\n"
-        "table = LogTable(Location.parse(sys.argv[1]))\n"
+        "table = DeltaLogTable(Location.parse(sys.argv[1]))\n"
         "assert table.read(['id']).num_rows == 8000\n"
         "assert table.count(3) == 1000\n"
     )

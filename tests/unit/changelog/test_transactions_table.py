@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from tests.unit.delta.test_small_files import s3 as s3
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_ranges import Commits, admitted
+from xidstream.pipeline.changelog.log_root import DeltaRoot
 from xidstream.pipeline.changelog.moment import Moment, moment_of
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta import delta_table
@@ -195,9 +196,9 @@ def test_files_that_overlap_are_both_asked(made: MadeLog) -> None:
     made.commit([*made.write(rows[0:100] + rows[200:300]), *made.write(rows[100:200])])
     for i in (0, 99, 100, 150, 199, 200, 299):
         assert state_lsn(made.log, timestamp=BEGUN + i * SECOND) == 10 * (i + 1) - 1
-    assert TransactionsTable(made.root).between(500, 1_500, at_most=60)["commit_lsn"].to_pylist() == list(
-        range(510, 1_110, 10)
-    )
+    assert TransactionsTable(DeltaRoot(made.root)).between(500, 1_500, at_most=60)[
+        "commit_lsn"
+    ].to_pylist() == list(range(510, 1_110, 10))
 
 
 def test_xid_opens_the_files_whose_range_has_it(made: MadeLog) -> None:
@@ -224,7 +225,7 @@ def test_range_of_transactions_opens_its_files_alone(filled: MadeLog) -> None:
         [5_500, 5_510, 5_520],
         10,
     )
-    table = TransactionsTable(filled.root)
+    table = TransactionsTable(DeltaRoot(filled.root))
     assert table.between(5_000, 100_000, at_most=60)["commit_lsn"].to_pylist() == list(
         range(5_010, 5_610, 10)
     )
@@ -234,7 +235,7 @@ def test_stream_that_begins_far_behind_reads_a_batch_of_transactions_and_not_the
     filled: MadeLog,
 ) -> None:
     filled.keep_only(0, 1)
-    table = TransactionsTable(filled.root)
+    table = TransactionsTable(DeltaRoot(filled.root))
 
     def lsns(until: int, at_most: int | None) -> list[int]:
         found: list[int] = table.between(0, until, at_most=at_most)["commit_lsn"].to_pylist()

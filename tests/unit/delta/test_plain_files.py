@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.table import ProtocolVersions
 
 from tests.unit.mirror.bases import TABLE, PlainMirror
-from xidstream.pipeline.changelog.log_table import LogTable
+from xidstream.pipeline.changelog.log_table import DeltaLogTable
 from xidstream.pipeline.changelog.manifest import current
 from xidstream.pipeline.delta.plain_files import check_plain_files, has_plain_files
 from xidstream.pipeline.errors import Unsupported
@@ -73,14 +73,14 @@ def test_rows_that_another_tool_deleted_by_a_vector_do_not_come_back(tmp_path: P
     delete_by_vector(tmp_path, row=1)
     assert DeltaTable(str(tmp_path)).deletion_vectors().read_all().num_rows == 1, "deltalake sees it"
     with pytest.raises(Unsupported, match=r"another tool has deleted rows of Delta table .*: 1 of its files"):
-        LogTable(Location.parse(str(tmp_path))).files()
+        DeltaLogTable(Location.parse(str(tmp_path))).files()
 
 
 def test_a_table_that_may_have_vectors_and_has_none_is_read(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path), pa.table({"_commit_lsn": [1, 2, 3]}))
     features = ["deletionVectors"]
     commit(tmp_path, {"protocol": {**FEATURES, "readerFeatures": features, "writerFeatures": features}})
-    assert len(LogTable(Location.parse(str(tmp_path))).files()) == 1
+    assert len(DeltaLogTable(Location.parse(str(tmp_path))).files()) == 1
 
 
 def test_a_table_whose_columns_were_renamed_by_a_mapping_is_refused(tmp_path: Path) -> None:

@@ -245,10 +245,12 @@ def test_a_table_that_was_set_back_to_an_older_snapshot_ends_the_run(tmp_path: P
     table = table_of(tmp_path)
     for lsn in (100, 110, 120):
         commit(table, lsn, lsn)
+    table.commit([], {f"{SLOT}/other": 7})
     found = raw(tmp_path)
     found.manage_snapshots().rollback_to_snapshot(found.snapshots()[1].snapshot_id).commit()
-    with pytest.raises(SinkDiverged, match="set back to an older snapshot"):
-        table_of(tmp_path).watermark(SLOT)
+    for application_id in (SLOT, f"{SLOT}/other"):  # the second has no snapshot left that speaks of it
+        with pytest.raises(SinkDiverged, match="set back to an older snapshot"):
+            table_of(tmp_path).watermark(application_id)
 
 
 def test_handles_of_one_sink_lose_no_race_to_each_other(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from urllib.parse import quote
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tests.late_segments import late_part, late_segment
 from tests.unit.delta.test_small_files import s3 as s3
 from tests.unit.iceberg.test_iceberg_table import SLOT, A, columns_of, grown, written
 from tests.waiting import wait_until
+from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.iceberg import iceberg_table
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
@@ -28,6 +31,7 @@ from xidstream.pipeline.log_tables.segment_links import SegmentLinks
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.sinks.sink import sink_type
+from xidstream.pipeline.spark.parquet_frames import HeldColumn, StoredFiles
 from xidstream.pipeline.storage.storage import Storage
 
 EVERY = 10
@@ -97,6 +101,24 @@ def test_a_segment_of_a_storage_in_the_same_store_becomes_a_file_of_the_table(
     table.commit(files, {SLOT: 100})
     read = table.read(["id", "name", "_commit_lsn"], "_commit_lsn", 100, 100).to_pylist()
     assert read == [{**row, "_commit_lsn": 100} for row in rows]
+
+
+def test_the_logs_readers_find_files_and_rows_there(bucket: str) -> None:
+    table = table_of()
+    for lsn in (100, 110):
+        table.commit(written(table, lsn, lsn, lsn + 1), {SLOT: lsn}, marks={f"{SLOT}/owner": lsn})
+    found = IcebergRoot(IcebergPlace.parse("prod/shop")).open("public__a")
+    assert (
+        found is not None
+        and found.watermark(SLOT) == 110
+        and found.location.uri.startswith(f"s3://{bucket}/")
+    )
+    (file,) = found.files(101)
+    assert found.read_file(file, ["id"], pc.field("id") > 110)["id"].to_pylist() == [111]
+    held = tuple(HeldColumn(each, (name,)) for each, name in enumerate(found.schema.names, 1))
+    read = StoredFiles((file.path,), found.schema, found.location, held)
+    (rows,) = read([pa.record_batch({"id": [0]})])
+    assert rows.schema == found.schema and rows["id"].to_pylist() == [110, 111]
 
 
 def test_leftovers_are_found_by_their_names_and_their_age(bucket: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import types as t
 
 from xidstream.pipeline.changelog.generations import TableGeneration
-from xidstream.pipeline.changelog.log_table import LogTable
+from xidstream.pipeline.changelog.log_table import DeltaLogTable
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
@@ -61,7 +61,7 @@ def log_of(folder: Path, *files: list[dict[str, Any]], held: dict[str, ColumnSha
         writer.commit(parquet.close(), {"slot": number})
     bounds = SnapshotBounds(Lsn(99), Lsn(100), 5, 5, (), 0)
     generation = TableGeneration("public.t", 1, 1, bounds, ("n",), None)
-    return TableAt(LogTable(location), generation, TableShape("public.t", held, ("n",)), Lsn(300))
+    return TableAt(DeltaLogTable(location), generation, TableShape("public.t", held, ("n",)), Lsn(300))
 
 
 def net(log: TableAt, since: int = 100, texts: Sequence[str] = ()) -> NetRows | None:
