@@ -26,6 +26,7 @@ from tests.waiting import wait_until
 from xidstream import ChangeLog, ChangeStream
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.postgres.ddl_trigger import prepare
 from xidstream.pipeline.verify.result import (
     Differences,
     DifferingRow,
@@ -353,6 +354,8 @@ def test_all_types_are_equal_in_iceberg_tables(pipeline: Pipeline) -> None:
     database, sink = pipeline.database, f"iceberg:{pipeline.folder}/lake/shop"
     database.execute(MORE_TABLES)
     database.execute("create publication p for all tables")
+    with database.connect() as session:
+        prepare(session)  # so that TRUNCATE of a table without TOAST is told from a load past the stream
     make_corners(database)
     insert_corners(database, 0)
     pipeline.query = ChangeStream(pipeline.config(snapshot="initial", sink=sink)).start(pipeline.spark)
