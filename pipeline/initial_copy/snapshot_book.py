@@ -59,8 +59,8 @@ from xidstream.pipeline.storage.storage import Storage
 
 @dataclass(frozen=True)
 class NewLayout:
-    """Columns of a table whose generation ``number`` stands, of which the log has not been told. ``found_lsn``: a
-    position at which the table has them."""
+    """Columns of a table whose generation ``number`` stands, of which the log has not been told. ``found_lsn``:
+    the last LSN of a commit that was before they were found. The log is whole up to there when the sink is."""
 
     source: PublishedSource
     number: int
@@ -216,7 +216,8 @@ class SnapshotBook:
             return None
         found = self._layouts.get(name)
         if found is None or found.source.relation != source.relation:
-            found = self._layouts[name] = NewLayout(source, taken.generation.number, end_lsn)
+            # A COMMIT record may begin at the WAL's end, and is to come yet.
+            found = self._layouts[name] = NewLayout(source, taken.generation.number, end_lsn.before)
         return found
 
     def lay_out(self, layout: NewLayout) -> None:

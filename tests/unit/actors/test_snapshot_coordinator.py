@@ -306,10 +306,10 @@ def test_columns_that_a_look_finds_are_told_when_the_log_is_whole_up_to_it_and_n
         taking._witnessed = Witnessed(7, Lsn(0x5000))
         taking._compare(found, taking._lines)
 
-    look(0x6000, delivered=0x6007)
+    look(0x6000, delivered=0x6006)
     assert told == [] and taking._fingerprint is None
-    look(0x7000, delivered=0x6008)
-    assert told == [("lay_out", [(relation, Lsn(0x6008))], Witnessed(7, Lsn(0x5000)))], (
+    look(0x7000, delivered=0x6007)
+    assert told == [("lay_out", [(relation, Lsn(0x6007))], Witnessed(7, Lsn(0x5000)))], (
         "as it was found first"
     )
     assert taking._fingerprint == "second", "the next look need not read the catalog"
