@@ -231,6 +231,26 @@ def test_only_touched_files_are_written_and_an_untouched_table_has_no_commit(
     assert_named_moments_are_right(log)
 
 
+def test_columns_that_no_transaction_has_brought_are_the_base_tables_from_the_next_refresh_on(
+    log: LogMaker, spark: Any
+) -> None:
+    for relation in (A, PAIRS):
+        log.snapshot(relation, [])
+    log.insert(A, *filled(3))
+    mirror = Mirror(str(log.path))
+    mirror.refresh(spark)
+    grown = keyed(
+        "pairs", {"shop": TEXT, "number": INT8, "_gone": TEXT, "note": TEXT}, "shop", "number", relid=2
+    )
+    log.sink.snapshot_log().lay_out([(grown, Lsn(log.lsn + 5))])
+    log.insert(A, {"id": 10, "name": "x"})
+    refreshed = mirror.refresh(spark)
+    assert refreshed is not None and refreshed.left_out == {}
+    (line,) = [each for each in newest(lines_of(log)) if each.table == "public.pairs"]
+    base = DeltaTable(str(log.path / "current" / line.directory), version=line.version)
+    assert {"shop", "number", "_gone", "note"} <= {field.name for field in base.schema().fields}
+
+
 def test_only_tables_that_a_transaction_has_rows_of_are_opened_and_the_manifest_names_the_newest_version_of_all(
     log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

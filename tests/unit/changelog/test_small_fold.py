@@ -8,11 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as t
 
 from tests.fold import folded as by_contract
 from tests.random_log import COLUMNS, Change, RandomLog
 from tests.unit.mirror.test_tail_rows import FIELDS, change, log_of
 from xidstream.pipeline.changelog import small_fold
+from xidstream.pipeline.changelog.shape import ColumnShape
 from xidstream.pipeline.changelog.small_fold import folded, small_table
 
 LOG_FIELDS = [
@@ -150,3 +152,16 @@ def test_a_value_that_was_not_sent_is_never_another_rows(tmp_path: Path) -> None
         (2, None),
         (3, None),
     ]
+
+
+def test_rows_that_do_not_count_may_have_values_that_the_columns_type_cannot_hold(tmp_path: Path) -> None:
+    """An earlier column of the name was text, and the log holds both in one column of text."""
+    held = {name: ColumnShape(t.LongType(), (name,)) for name in ("n", "v")}
+    of_earlier = [change(90, 0, 1, "no number", _change_type="snapshot"), change(95, 0, 2, "none either")]
+    snapshot = [change(99, 0, 1, "10", _change_type="snapshot")]
+    log = log_of(
+        tmp_path, of_earlier, [*snapshot, change(150, 0, 2, "20"), change(301, 0, 2, "too late")], held=held
+    )
+    found = small_table(log, [pa.field("n", pa.int64()), pa.field("v", pa.int64())], ["n"])
+    assert found is not None
+    assert [tuple(row.values()) for row in found.rows.to_pylist()] == [(1, 10), (2, 20)]
