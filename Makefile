@@ -5,10 +5,9 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 # How many processes run the suite. Each may hold a Ray, a JVM and two servers, about 3 GB. With three, two cores are
-# busy all the time: a test often waits. One of those that are slow may take 12 GB. With 0 the tests run one after the
-# other.
+# busy all the time: a test often waits. With 0 the tests run one after the other. One of the nightly tests may take 12 GB.
 JOBS ?= 3
-SLOW_JOBS ?= 2
+NIGHTLY_JOBS ?= 2
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.xidstream-installed
@@ -24,7 +23,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-spark4 test-slow unit faults soak chaos snapshots cluster-test bench bench-quick audit docs site lint format clean distclean
+.PHONY: help setup demo test test-spark4 test-slow test-nightly unit soak chaos snapshots cluster-test bench bench-quick audit docs site lint format clean distclean
 
 help: ## Show this list
 	@echo "Targets (make PYTHON=/path/to/python3.12 … chooses the interpreter of a new environment):"
@@ -81,20 +80,17 @@ demo: $(DEMO_STAMP) ## Show the whole path on this machine: PostgreSQL, Ray, Spa
 test: setup ## Run the whole suite
 	@$(PY) -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-slow: setup ## Run what `make test` leaves out: gigabytes (in some 12 GB of memory), long tests, other versions
-	@$(PY) -m pytest -m slow -n $(SLOW_JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+test-slow: setup ## Run what `make test` leaves out and CI runs: long tests, other versions of the server
+	@$(PY) -m pytest -m "slow and not nightly" -n $(JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-nightly: setup ## Run what CI leaves out, too: gigabytes (in some 12 GB of memory), each variant of lost links and storages
+	@$(PY) -m pytest -m "nightly and not cluster" -n $(NIGHTLY_JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-spark4: $(SPARK4_STAMP) ## Run the tests of what touches Spark on Spark 4, in an environment of its own
 	@$(SPARK4_VENV)/bin/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(SPARK4_TESTS) $(PYTEST_ARGS)
 
 unit: setup ## Run the tests that need no server, no Ray and no JVM: about a minute
 	@$(PY) -m pytest tests/unit tests/property $(PYTEST_ARGS)
-
-faults: setup ## Run every variant of lost links, slots and storages (`make test` runs one of each): minutes
-	XIDSTREAM_LONG=1 $(PY) -m pytest -m "not cluster" tests/ray/test_storage_faults.py tests/ray/test_link_and_slot.py \
-	    tests/ray/test_poison.py tests/ray/test_secrets.py tests/chaos tests/snapshots tests/e2e/test_snapshots.py \
-	    tests/unit/log_tables/test_segment_links.py tests/unit/log_tables/test_s3_copies.py tests/spark/test_linked_tables.py \
-	    $(PYTEST_ARGS)
 
 soak: setup ## Run the long differential test: 20 seeds on PostgreSQL 16 and 18, with and without two-phase
 	$(PY) -m tests.differential --seeds 20 --versions 16,18 --two-phase both

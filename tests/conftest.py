@@ -3,7 +3,7 @@
 A file is one unit of work, because its tests share servers. Files that share a Ray with its Spark session are one unit,
 too, so that there is one such session at a time. The tests of the command line and of users' scripts start all they
 need themselves, half a minute each: every one is a unit, and fills the time that the others leave. What takes gigabytes
-(``make test-slow``) is one unit: two such tests side by side would need more memory than a small machine has.
+(``make test-nightly``) is one unit: two such tests side by side would need more memory than a small machine has.
 
 Long units come first, so that the processes end together: a unit is never divided.
 

@@ -45,6 +45,7 @@ def test_killed_sequencer_and_driver_lose_nothing_of_the_journal_and_confirm_not
     judged("journal_written:kill@2,loading_journal:kill,batch_written:kill", "--journal")
 
 
+@pytest.mark.nightly
 def test_a_run_that_stands_still_until_the_server_gives_it_up_loses_nothing_and_confirms_nothing_early() -> (
     None
 ):
@@ -55,7 +56,7 @@ def test_a_run_that_stands_still_until_the_server_gives_it_up_loses_nothing_and_
     assert ": 0 lost, 0 twice, 0 alien, 0 out of order" in output
 
 
-@pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
+@pytest.mark.nightly
 def test_a_killed_raydp_master_is_noticed_and_replaced_with_its_driver() -> None:
     """Its death shows as no exception anywhere: jobs would wait for ever."""
     assert "RayDP's master is lost" in judged("spark_master_gateway")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import threading
 import time
@@ -274,8 +273,7 @@ def test_rows_from_before_and_changes_meanwhile_fold_to_the_source_at_every_stat
     assert_as_of(pipeline, states, random.Random(seed), n_commits=4)
 
 
-@pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("postgres_server", "seed"), [(18, 3)], indirect=["postgres_server"])
 def test_the_state_as_of_two_hundred_random_commits_is_the_log_folded_in_plain_python(

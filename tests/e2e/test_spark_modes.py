@@ -220,7 +220,7 @@ def slots_toml(database: Database, folder: Path, n: int, *more: str) -> tuple[st
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("spark", ["local", "raydp"])
+@pytest.mark.parametrize("spark", ["local", pytest.param("raydp", marks=pytest.mark.nightly)])
 def test_six_slots_of_one_run_deliver_everything_on_two_cpus(
     database: Database, tmp_path: Path, spark: str
 ) -> None:

@@ -163,7 +163,7 @@ def busy_server(own_postgres: Callable[..., EmbeddedPostgres], bytes_per_s: floa
         yield server.conninfo()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("heartbeat_s", "status_interval_ms"), [(0.0, 600_000), (1.0, 600_000)])
 def test_the_slot_of_an_idle_table_stays_close_behind_a_server_that_writes_a_hundred_megabytes_per_second(
     own_postgres: Callable[..., EmbeddedPostgres],

@@ -13,7 +13,7 @@ from xidstream.pipeline.errors import PoisonedChange
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import create_slot
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.postgres, pytest.mark.nightly, pytest.mark.timeout(900)]
 NEWEST = pytest.mark.parametrize("postgres_server", VERSIONS[-1:], indirect=True, ids=lambda v: f"pg{v}")
 
 LARGEST = 1_000_000_000

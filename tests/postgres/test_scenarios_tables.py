@@ -40,7 +40,7 @@ class Blocks:
         pipeline._send = look
 
 
-@pytest.mark.parametrize("n_tables", [500, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_tables", [500, pytest.param(2_000, marks=pytest.mark.nightly)])
 def test_rows_of_many_partitions_come_with_their_own_definitions_and_no_others(
     scenario: Scenario, n_tables: int
 ) -> None:

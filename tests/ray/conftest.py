@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +29,6 @@ from xidstream.pipeline.exchange import Batch, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.storage.segment_file import SegmentReader
-
-LONG = pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
 
 
 @pytest.fixture(scope="session", autouse=True)

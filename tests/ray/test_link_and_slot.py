@@ -8,7 +8,7 @@ import pytest
 
 from tests.postgres_fixtures import Database
 from tests.proxies import Link
-from tests.ray.conftest import LONG, RayPipeline, wait_until
+from tests.ray.conftest import RayPipeline, wait_until
 from tests.ray.test_pipeline import NEWEST, set_up
 from tests.ray.test_storage_faults import deliver_one, ids
 from xidstream.pipeline.errors import SlotLost
@@ -65,7 +65,12 @@ def test_a_link_that_is_cut_flaps_and_goes_half_open_loses_nothing(pipeline: Ray
 
 @NEWEST
 @pytest.mark.parametrize(
-    "fate", ["dropped", pytest.param("recreated", marks=LONG), pytest.param("invalidated", marks=LONG)]
+    "fate",
+    [
+        "dropped",
+        pytest.param("recreated", marks=pytest.mark.nightly),
+        pytest.param("invalidated", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_slot_that_is_lost_while_the_link_is_down_ends_the_run_and_none_is_made(
     pipeline: RayPipeline, link: Link, fate: str
@@ -109,7 +114,7 @@ def test_a_slot_that_is_lost_while_the_link_is_down_ends_the_run_and_none_is_mad
 
 @NEWEST
 @pytest.mark.parametrize(
-    "again", [False, pytest.param(True, marks=LONG)], ids=["once", "in-the-next-run-too"]
+    "again", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["once", "in-the-next-run-too"]
 )
 def test_a_publication_that_vanishes_is_terminal_though_it_is_made_again(
     pipeline: RayPipeline, again: bool

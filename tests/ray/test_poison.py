@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.postgres_fixtures import Database
-from tests.ray.conftest import LONG, RayPipeline
+from tests.ray.conftest import RayPipeline
 from tests.ray.test_storage_faults import deliver_one, ids
 from xidstream.actors.cli.main import main
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
@@ -45,7 +45,12 @@ def bytes_pipeline(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Iterato
 
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 @pytest.mark.parametrize(
-    "way", [pytest.param("plain", marks=LONG), pytest.param("streamed", marks=LONG), "prepared"]
+    "way",
+    [
+        pytest.param("plain", marks=pytest.mark.nightly),
+        pytest.param("streamed", marks=pytest.mark.nightly),
+        "prepared",
+    ],
 )
 def test_poison_stops_the_run_with_its_place_and_nothing_behind_it_confirmed(
     bytes_pipeline: RayPipeline, way: str

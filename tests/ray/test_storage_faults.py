@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.ray import test_pipeline
-from tests.ray.conftest import LONG, CollectingDriver, RayPipeline, wait_until
+from tests.ray.conftest import CollectingDriver, RayPipeline, wait_until
 from tests.ray.test_pipeline import NEWEST, set_up
 from tests.s3_server import S3Server
 from xidstream.pipeline.errors import StorageFault
@@ -85,7 +85,7 @@ def fails_then_heals(
 
 @pytest.mark.slow
 @NEWEST
-@pytest.mark.parametrize("fault", ["stopped", pytest.param("failing", marks=LONG)])
+@pytest.mark.parametrize("fault", ["stopped", pytest.param("failing", marks=pytest.mark.nightly)])
 def test_an_s3_server_that_fails_in_the_middle_and_heals(
     pipeline: RayPipeline, s3: S3Server, fault: str
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_disk_that_is_full_in_the_middle_and_gets_room(pipeline: RayPipeline, 
 @pytest.mark.slow
 @NEWEST
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("give_up_after_s", [5.0, pytest.param(GIVE_UP_AFTER_S, marks=LONG)])
+@pytest.mark.parametrize("give_up_after_s", [5.0, pytest.param(GIVE_UP_AFTER_S, marks=pytest.mark.nightly)])
 def test_a_disk_too_small_for_a_transaction_ends_the_run_however_long_it_takes_to_fill(
     pipeline: RayPipeline, small_disk: Path, monkeypatch: pytest.MonkeyPatch, give_up_after_s: float
 ) -> None:
@@ -172,7 +172,12 @@ def test_a_disk_too_small_for_a_transaction_ends_the_run_however_long_it_takes_t
 @pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize(
-    "damage", ["altered", pytest.param("torn", marks=LONG), pytest.param("missing", marks=LONG)]
+    "damage",
+    [
+        "altered",
+        pytest.param("torn", marks=pytest.mark.nightly),
+        pytest.param("missing", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_damaged_segment_is_named_and_its_transaction_read_again(
     pipeline: RayPipeline, monkeypatch: pytest.MonkeyPatch, damage: str

@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 # Each kill must find a moment: on a busy machine the snapshots may be taken before the second one.
-@pytest.mark.skipif("XIDSTREAM_LONG" not in os.environ, reason="long: `make faults` runs it")
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("version", "kills", "options"),
     [(18, ["reader@30", "slot-reader@60"], []), (16, ["holder@50", "run@60"], ["--two-phase"])],

@@ -84,7 +84,7 @@ each plan: the others are more of the same."""
 
 @pytest.mark.parametrize(
     "arguments",
-    [pytest.param(a, marks=() if a["seed"] in EACH_TIME else pytest.mark.slow) for a in LOGS],
+    [pytest.param(a, marks=() if a["seed"] in EACH_TIME else pytest.mark.nightly) for a in LOGS],
     ids=lambda a: f"seed{a['seed']}",
 )
 def test_a_random_log_folds_to_what_the_table_held(
@@ -119,7 +119,7 @@ def frozen(row: Change) -> Change:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(20, marks=pytest.mark.slow), 21, pytest.param(22, marks=pytest.mark.slow), 25]
+    "seed", [pytest.param(20, marks=pytest.mark.nightly), 21, pytest.param(22, marks=pytest.mark.nightly), 25]
 )
 def test_net_changes_of_a_random_log_take_a_base_to_the_tables_state(spark: Any, seed: int) -> None:
     log = RandomLog(seed, truncates=seed == 21, n_keys=10, row_filter=seed == 25)

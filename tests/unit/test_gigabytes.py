@@ -37,7 +37,7 @@ from xidstream.pipeline.stream.backlog import Backlog
 from xidstream.pipeline.stream.cut_routing import CutRouting, TicketedCut
 from xidstream.pipeline.transactions.buffer_calls import BufferSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 GIB = 1 << 30
 LARGEST = GIB - 1 - 25 - 17

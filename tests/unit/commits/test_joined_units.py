@@ -254,7 +254,7 @@ def test_what_waits_for_a_sink_that_hangs_takes_its_rows_and_little_more(tmp_pat
     assert late[3] - early[3] < 1000 * n_commits
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_in_an_hour_of_200_commits_a_second_behind_a_sink_that_hangs_reading_stops_at_backlog_bytes(
     tmp_path: Path,
 ) -> None:

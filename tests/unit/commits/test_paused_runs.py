@@ -352,13 +352,13 @@ def test_a_run_that_stood_still_behind_one_that_died_loses_nothing(worlds: Calla
     the_second_dies(worlds, 50)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_two_runs_that_stand_still_at_every_pair_of_calls_lose_nothing(worlds: Callable[[], World]) -> None:
     both_stand_still(worlds, None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_a_run_that_stood_still_anywhere_behind_one_that_died_anywhere_loses_nothing(
     worlds: Callable[[], World],
