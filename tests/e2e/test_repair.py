@@ -163,6 +163,7 @@ def generation_of(pipeline: Pipeline) -> int:
     return max(finished, default=0)
 
 
+@pytest.mark.slow
 @on_18
 @pytest.mark.timeout(300)
 def test_a_repair_reads_the_range_alone_heals_it_amid_writes_and_leaves_what_is_outside(

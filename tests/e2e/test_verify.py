@@ -258,6 +258,7 @@ class Verified:
         return found.differences
 
 
+@pytest.mark.slow
 @on_18
 @pytest.mark.timeout(300)
 def test_tables_are_equal_under_load_and_a_damaged_row_is_found_and_a_log_that_stands_still_is_said(

@@ -77,6 +77,10 @@ LOGS = [
 ]
 
 
+BOTH_PLANS = pytest.mark.parametrize(
+    "is_in_files",
+    [pytest.param(False, id="two scans", marks=pytest.mark.nightly), pytest.param(True, id="one scan")],
+)
 EACH_TIME = (0, 2, 6, 8, 41, 44)
 """One log of each kind of key and identity, with and without truncates, and two of a table with a row filter, one for
 each plan: the others are more of the same."""
@@ -282,7 +286,7 @@ def test_a_table_that_is_only_inserted_into_is_its_base_and_the_inserts(spark: A
     assert counted(found) == log.states[-1][1]
 
 
-@pytest.mark.parametrize("is_in_files", [False, True], ids=["two scans", "one scan"])
+@BOTH_PLANS
 def test_an_insert_that_lacks_a_value_is_there_and_takes_none_from_a_former_life(
     spark: Any, tmp_path: Path, is_in_files: bool
 ) -> None:
@@ -314,7 +318,7 @@ def test_an_insert_that_lacks_a_value_is_there_and_takes_none_from_a_former_life
     assert {i: (row["body"], row["n"]) for i, row in there.items()} == expected
 
 
-@pytest.mark.parametrize("is_in_files", [False, True], ids=["two scans", "one scan"])
+@BOTH_PLANS
 def test_a_row_from_an_insert_that_lacks_a_value_is_there_with_null_beside_chains_of_keys(
     spark: Any, tmp_path: Path, is_in_files: bool
 ) -> None:

@@ -101,6 +101,7 @@ def check_same(twins: Twins, *tables: str, lsns: list[int], changed: str) -> Non
         check(lambda log: log.changes(twins.spark, changed, since=since, until=until, net=True))
 
 
+@pytest.mark.slow
 def test_a_random_history_has_the_states_and_changes_that_the_delta_log_has(twins: Twins) -> None:
     dice = random.Random(11)
     orders = ORDERS

@@ -118,6 +118,7 @@ def test_refreshes_at_random_moments_name_what_the_source_held_then_whoever_writ
     assert answers >= {Answer.BUILD, Answer.SWAP, Answer.REWRITE}
 
 
+@pytest.mark.slow
 def test_what_spark_writes_and_swaps_in_a_store_is_what_the_source_held(
     s3: tuple[Location, Connection], spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
