@@ -42,8 +42,8 @@ from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.generation_lines import SNAPSHOTS_SCHEMA
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.snapshot_log import SNAPSHOTS_SCHEMA
 from xidstream.pipeline.log_tables.table_metadata import SOURCE
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import labelled_table, table_label

@@ -3,7 +3,7 @@
 Two things of the stream end generations there and then: a table that is parked, and DDL. Each is a ``Spoiler``. The
 sink ends what it spoils before ``_transactions`` says that the batch is whole, so nobody reads it in between.
 
-Plain values. Used by ``snapshot_log``.
+Plain values. Used by ``snapshot_log`` and ``generation_lines``.
 """
 
 from __future__ import annotations

@@ -57,11 +57,6 @@ class Ownership:
         return writer.watermark(f"{application_id}/owner")
 
     @property
-    def number(self) -> int:
-        """The number of the run's hold on the slot."""
-        return self._tenure.number
-
-    @property
     def marks(self) -> dict[str, int]:
         """The application transactions that go with each commit."""
         tenure = self._tenure
@@ -87,6 +82,11 @@ class Ownership:
                 read_up_to(writer.watermark(f"{self._application_id}/snapshot")),
             ),
         )
+
+    def claim(self, writer: LogTable) -> None:
+        """Leave this run's number in the table. Whoever had the slot before commits nothing to it after that."""
+        if self.owner_of(writer, self._application_id) < self._tenure.number:
+            writer.commit([], {}, marks=self.marks)
 
     def check_snapshots(self, writer: LogTable, valid_from: int) -> None:
         """Check ``_snapshots``: the last generation of this slot that stands is valid from ``valid_from``. Raises

@@ -13,15 +13,13 @@ again.
 A crash between the two commits leaves rows without a line. The storage has the generation's bounds then
 (``pipeline.storage.snapshot_record``), and ``commit`` is asked for again, with no files to name.
 
-A third thing is told here: up to which LSN it is proven that the generations which stand are what the tables were
-(``prove``). It is an application transaction of ``_transactions`` (``<application id>/proven``), so a reader has both
-of its bounds from one snapshot of one table. A generation that ends stands up to what was proven by then, or up to the
-DDL that ended it where its place is known (``pipeline.snapshot.ddl``): its second line says so (``until``). Where the
-place is known later there is a third line, and the greatest ``until`` counts.
+A generation that ends stands up to what was proven by then (``transaction_marks``), or up to the DDL that ended it
+where its place is known (``pipeline.snapshot.ddl``). A look at the catalog ends it (``end``), or the stream does
+(``park``, ``note_ddl``), perhaps before the generation's own line is there. Then that line and its end are one commit.
 
-Each call opens the tables anew, because the sink commits to the same ones on another thread. Whoever of the two comes
-second finds the snapshot of the log outdated, and takes a new one (``log_table``). The number of the run's hold on
-the slot goes with every commit, so a run that was taken over completes nothing (``ownership``).
+Each call opens the tables anew, because the sink commits to the same ones on another thread (``commit_attempts``). The
+number of the run's hold on the slot goes with every commit, so a run that was taken over completes nothing
+(``ownership``). The lines are added by ``generation_lines``.
 
 The rows that a repair does not read are carried over by Spark (``carry``, ``pipeline.changelog.carrying``). The sink
 hands that in, because it is above this room. It is not there where states are not read from the tables.
@@ -35,71 +33,35 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
 
-import pyarrow as pa
-
-from xidstream.pipeline.errors import SnapshotInterrupted, StorageFault, Unsupported, XidstreamError
+from xidstream.pipeline.errors import SnapshotInterrupted, Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.attempt_files import missing, remove
-from xidstream.pipeline.log_tables.columns import Conform, TableColumn, place
+from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.commit_attempts import guarded
 from xidstream.pipeline.log_tables.erased_marks import UPTO, erased_id
-from xidstream.pipeline.log_tables.generation_rows import (
-    Spoiler,
-    ddl_spoiler,
-    ended_row,
-    park_spoiler,
-    row_of,
-    spoiled_rows,
-)
-from xidstream.pipeline.log_tables.log_table import MAX_VERSION, LogTable, LogTables, SnapshotOutdated
+from xidstream.pipeline.log_tables.generation_lines import Ended, GenerationLines, ended_of
+from xidstream.pipeline.log_tables.generation_rows import Spoiler, ddl_spoiler, park_spoiler, row_of
+from xidstream.pipeline.log_tables.log_table import LogTable, LogTables
 from xidstream.pipeline.log_tables.ownership import Ownership
-from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
 from xidstream.pipeline.log_tables.table_metadata import NOTHING_KNOWN
+from xidstream.pipeline.log_tables.transaction_marks import TransactionMarks
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.settings.credentials import holds_secret_option
 from xidstream.pipeline.snapshot.ddl import Ddl, KnownDdl, Witnessed
-from xidstream.pipeline.snapshot.generation import Generation, GenerationState
-from xidstream.pipeline.spark_errors import fault_of
-
-ATTEMPTS: Final = 8
-"""How often one commit is tried. Each failure means that the sink committed first."""
-
-SNAPSHOTS_SCHEMA: Final = pa.schema(
-    [
-        pa.field("table", pa.string()),
-        pa.field("relid", pa.int64()),
-        pa.field("generation", pa.int64()),
-        pa.field("place", pa.int64()),
-        pa.field("valid_from", pa.int64()),
-        pa.field("xmin", pa.int64()),
-        pa.field("xmax", pa.int64()),
-        pa.field("xip", pa.list_(pa.int64())),
-        pa.field("key", pa.list_(pa.string())),
-        pa.field("state", pa.string()),
-        pa.field("reason", pa.string()),
-        pa.field("until", pa.int64()),
-        pa.field("contained_upto", pa.int64()),
-        pa.field("rows", pa.int64()),
-    ]
-)
-"""One row for each generation that finished, and one more when it has ended. The last row of a generation counts.
-``until``: the last LSN at which a generation that has ended still stands; null in the row of one that finished.
-``contained_upto``: all of the table that committed up to this LSN is in the snapshot; null where none is known.
-``rows``: of the snapshot; null in the rows of an earlier xidstream, as ``contained_upto`` is."""
+from xidstream.pipeline.snapshot.generation import Generation
 
 Carry = Callable[[str, Carrying, SnapshotTarget], tuple[WrittenFile, ...] | None]
 """``SnapshotTables.carry``, given the application id."""
-
-_T = TypeVar("_T")
 
 
 class SnapshotLog:
@@ -120,48 +82,18 @@ class SnapshotLog:
         self._carry = carry
         self._application_id = application_id
         self._ownership = ownership
+        self._lines = GenerationLines(tables, application_id, ownership)
+        self._marks = TransactionMarks(tables, application_id, ownership)
         self._parked: dict[tuple[int, Lsn], ParkedTable] = {}
         self._ddl = KnownDdl(begins_at)
-        self._ended: list[tuple[GenerationLine, str]] = []
+        self._ended: list[Ended] = []
+        """What DDL of the stream has ended since it was told last (``prove``)."""
+        self._taken: set[str] = set()
         # A generation's line comes before a park or DDL, which ends it, or behind, and then ends it itself.
         self._parking = threading.Lock()
-        self._proofs: LogTable | None = None
-        self._taken: set[str] = set()
 
     def lines(self, makes: bool) -> list[GenerationLine]:
-        """The last state of each generation, by table and number; of all slots that write below this root.
-
-        ``makes``: make ``_snapshots`` where it is not, as a run must that may add lines. After this, whoever had the
-        slot before adds none. A run that takes no snapshots leaves no table behind that says so.
-        """
-
-        def read() -> list[GenerationLine]:
-            columns = ["table", "relid", "generation", "place", "valid_from", "state"]
-            writer = self._snapshots(makes=makes)
-            if writer is None:
-                return []
-            rows = writer.read(columns, "place", 0, MAX_VERSION).to_pylist()
-            found: dict[tuple[str, int, int], GenerationLine] = {}
-            # Of the two rows of a generation that has ended, that one counts, wherever it stands.
-            for row in sorted(rows, key=lambda row: bool(row["state"] == GenerationState.ENDED.value)):
-                ours = writer.watermark(self._line_id(row["table"])) // 2 == row["generation"]
-                line = GenerationLine(
-                    row["table"],
-                    row["relid"],
-                    row["generation"],
-                    row["place"],
-                    row["valid_from"],
-                    GenerationState(row["state"]),
-                    ours,
-                )
-                found[line.table, line.number, line.place] = line
-            lines = sorted(found.values(), key=lambda line: (line.table, line.number))
-            standing = (each for each in lines if each.is_ours and each.state is GenerationState.FINISHED)
-            self._ownership.check_snapshots(writer, max((each.valid_from for each in standing), default=0))
-            self._claim(writer)
-            return lines
-
-        return self._guarded(locations.SNAPSHOTS, read)
+        return self._lines.all(makes)
 
     def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
         """Make the table, or widen it, for what the snapshot at ``place_lsn`` has."""
@@ -189,11 +121,11 @@ class SnapshotLog:
             conform = Conform.of(placement.columns, placement.names)
             self._taken.add(key)
             # Whoever had the slot before can name no files here after this.
-            self._claim(writer)
+            self._ownership.claim(writer)
             cut = Lsn(writer.watermark(locations.cut_id(self._application_id)))
             return SnapshotTarget(writer.location, f"snapshot-{uuid.uuid4().hex}", conform, key, cut)
 
-        return self._guarded(relation.name, prepare)
+        return guarded(self._tables, relation.name, prepare)
 
     def is_being_taken(self, key: str) -> bool:
         """Whether a snapshot of the table with this key was begun here, and not committed or given up."""
@@ -211,7 +143,7 @@ class SnapshotLog:
                     return
             remove(target.table, target.directory)
 
-        self._guarded(target.directory, removed)
+        guarded(self._tables, target.directory, removed)
 
     def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
         carry, name = self._carry, carrying.relation.name
@@ -226,7 +158,7 @@ class SnapshotLog:
                 self._ownership.check(writer)
             return carry(self._application_id, carrying, target)
 
-        return self._guarded(name, carried)
+        return guarded(self._tables, name, carried)
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         """Name the files, unless this generation's were named before, and add its line.
@@ -277,31 +209,19 @@ class SnapshotLog:
             reach("snapshot_committed")
             return _n_rows(files, writer, place)
 
-        n_rows = self._guarded(generation.name, commit_rows)
+        n_rows = guarded(self._tables, generation.name, commit_rows)
         if n_rows is None:
             return False
         with self._parking:
             row = row_of(generation, n_rows)
-            parks = (park_spoiler(each).ended(row, self._proven) for each in self._parked.values())
-            ddl = (ddl_spoiler(each).ended(row, self._proven) for each in self._ddl)
+            parks = (park_spoiler(each).ended(row, self._marks.proven) for each in self._parked.values())
+            ddl = (ddl_spoiler(each).ended(row, self._marks.proven) for each in self._ddl)
             parked, altered = (next((row for row in rows if row is not None), None) for rows in (parks, ddl))
-            self._add_generation(generation.name, row, parked or altered)
+            self._lines.add(row, parked or altered)
             if altered is not None and parked is None:
-                self._ended.append(_line_of(row, altered["reason"]))
+                self._ended.append(ended_of(altered))
         self._taken.discard(key)
         return True
-
-    def _add_generation(self, table: str, row: dict[str, Any], ended: dict[str, Any] | None) -> None:
-        version = 2 * row["generation"]
-        if ended is None:
-            self._add_line(table, version, lambda writer: [row])
-            return
-        line_id = self._line_id(table)
-
-        def rows(writer: LogTable) -> list[dict[str, Any]]:
-            return [ended] if writer.watermark(line_id) >= version else [row, ended]
-
-        self._add_line(table, version + 1, rows)
 
     def clean(self) -> None:
         """Files that no commit names are no rows, and go with a vacuum."""
@@ -318,16 +238,18 @@ class SnapshotLog:
         Then ``_transactions`` says that all is whole up to there, and that tables have another layout. What is told
         already is not told again."""
         for relation, found_lsn in found:
-            self._guarded(relation.name, partial(self._lay_out_one, relation, int(found_lsn), witnessed))
+            guarded(
+                self._tables, relation.name, partial(self._lay_out_one, relation, int(found_lsn), witnessed)
+            )
         last = max(found_lsn for _, found_lsn in found)
-        self._move({locations.layouts_id(self._application_id): int(last)}, last)
+        self._marks.reach(last, {locations.layouts_id(self._application_id): int(last)})
 
     def _lay_out_one(self, relation: RelationVersion, found_lsn: int, witnessed: Witnessed | None) -> None:
         writer = self._tables.open(self._tables.key_of(relation.schema, relation.table), relation.name)
         if writer is None:
             return  # removed by hand: its snapshot is not whole, and whoever reads it is told
         self._ownership.check(writer)
-        proven = self._proven()
+        proven = self._marks.proven()
         with self._parking:
             ddl = self._ddl.altered(relation.relid, proven, found_lsn, witnessed)
         first, last = (proven, found_lsn) if ddl is None else (int(ddl[0]), int(ddl[1]))
@@ -343,78 +265,27 @@ class SnapshotLog:
         Only for a position that the slot is confirmed to, and that no commit to come has. In a quiet database a
         snapshot would be valid from behind the newest commit of the log, and nobody could read its table.
         """
-        self._move({}, lsn)
-
-    def _move(self, marks: Mapping[str, int], lsn: Lsn) -> None:
-        def move() -> None:
-            writer = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
-            assert writer is not None, "the sink has made it"
-            wanted = {self._application_id: int(lsn), **marks}
-            moved = {name: version for name, version in wanted.items() if writer.watermark(name) < version}
-            if moved:
-                self._ownership.check(writer)
-                writer.commit([], moved, marks=self._ownership.marks)
-
-        self._guarded(locations.TRANSACTIONS, move)
+        self._marks.reach(lsn)
 
     def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
         """Have readers know that up to ``lsn`` the generations which stand are what the tables were, as far as a look
         that took ``snapshot`` proves it (``KnownDdl.proves``). It is kept: a lower one than before changes nothing."""
-        proven_id = locations.proven_id(self._application_id)
         with self._parking:
             proven_lsn = self._ddl.proves(lsn, snapshot)
-
-        def told() -> None:
-            # Kept open, for it is called every second. Nobody else moves this mark, but a run that took over.
-            if self._proofs is None:
-                self._proofs = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
-            else:
-                self._proofs.refresh()
-            writer, self._proofs = self._proofs, None
-            assert writer is not None, "the sink has made it"
-            self._ownership.check(writer)
-            if writer.watermark(proven_id) < proven_lsn:
-                writer.commit([], {proven_id: int(proven_lsn)}, marks=self._ownership.marks)
-            self._proofs = writer
-
-        self._guarded(locations.TRANSACTIONS, told)
+        self._marks.prove(proven_lsn)
         with self._parking:
             ended, self._ended = tuple(self._ended), []
         return Proven(proven_lsn, ended)
 
-    def _proven(self) -> int:
-        writer = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
-        return 0 if writer is None else writer.watermark(locations.proven_id(self._application_id))
-
     def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
         """Add the line that says why the generation has ended, and up to where it stands, once. ``witnessed``: where
         all that may have ended it left a message."""
-
-        def ended(writer: LogTable) -> list[dict[str, Any]]:
-            rows = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
-            found = (r for r in rows if r["state"] == GenerationState.FINISHED.value)
-            row = next(r for r in found if (r["table"], r["place"]) == (line.table, line.place))
-            return [ended_row(row, reason, self._stands_until(line, self._proven(), witnessed))]
-
-        self._add_line(line.table, 2 * line.number + 1, ended)
+        self._lines.end(line, reason, lambda: self._stands_until(line, self._marks.proven(), witnessed))
 
     def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
         """Extend a generation that DDL ended, up to what was proven by then: have it stand up to the DDL itself, where
         nothing has happened in between that left no message."""
-
-        def extended() -> None:
-            writer = self._snapshots()
-            assert writer is not None
-            rows = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
-            told = [row for row in rows if (row["table"], row["place"]) == (line.table, line.place)]
-            last = max(
-                (r for r in told if r["state"] == GenerationState.ENDED.value), key=lambda r: r["until"]
-            )
-            until = self._stands_until(line, last["until"], witnessed)
-            if until > last["until"]:
-                self._append(writer, [{**last, "until": until}], {})
-
-        self._guarded(locations.SNAPSHOTS, extended)
+        self._lines.extend(line, lambda until: self._stands_until(line, until, witnessed))
 
     def _stands_until(self, line: GenerationLine, proven: int, witnessed: Witnessed | None) -> int:
         with self._parking:
@@ -441,75 +312,14 @@ class SnapshotLog:
             if new := self._ddl.add(ddl):
                 self._ended += self._end_all_spoiled([ddl_spoiler(each) for each in new if each.relids])
 
-    def _end_all_spoiled(self, spoilers: Sequence[Spoiler]) -> list[tuple[GenerationLine, str]]:
+    def _end_all_spoiled(self, spoilers: Sequence[Spoiler]) -> list[Ended]:
         lines = self.lines(makes=False) if spoilers else []
-        ended: list[tuple[GenerationLine, str]] = []
+        ended: list[Ended] = []
         for table in dict.fromkeys(line.table for line in lines if line.is_ours):
             relids = {line.relid for line in lines if line.table == table}
             if any(each.concerns(relid) for each in spoilers for relid in relids):
-                ended += self._guarded(locations.SNAPSHOTS, partial(self._end_spoiled, table, spoilers))
+                ended += self._lines.end_spoiled(table, spoilers, self._marks.proven)
         return ended
-
-    def _end_spoiled(self, table: str, spoilers: Sequence[Spoiler]) -> list[tuple[GenerationLine, str]]:
-        """In one commit, so that no reader finds one of them ended and another not."""
-        writer = self._snapshots()
-        assert writer is not None
-        told = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
-        line_id = self._line_id(table)
-        newest = writer.watermark(line_id) // 2
-        ended = spoiled_rows([row for row in told if row["table"] == table], spoilers, newest, self._proven)
-        if ended:
-            is_newest = any(row["generation"] == newest for row in ended)
-            self._append(writer, ended, {line_id: 2 * newest + 1} if is_newest else {})
-        return [_line_of(row, row["reason"]) for row in ended if row["generation"] == newest]
-
-    def _add_line(self, table: str, version: int, make: Callable[[LogTable], list[dict[str, Any]]]) -> None:
-        def add() -> None:
-            writer = self._snapshots()
-            assert writer is not None
-            line_id = self._line_id(table)
-            if writer.watermark(line_id) >= version:
-                return
-            self._append(writer, make(writer), {line_id: version})
-            reach("snapshot_told")
-
-        self._guarded(locations.SNAPSHOTS, add)
-
-    def _append(self, writer: LogTable, rows: Sequence[dict[str, Any]], versions: Mapping[str, int]) -> None:
-        job = f"data-{uuid.uuid4().hex}-driver"
-        files = ParquetFiles(writer.location, job, SNAPSHOTS_SCHEMA, "place")
-        files.write(pa.RecordBatch.from_pylist(rows, schema=SNAPSHOTS_SCHEMA))
-        writer.commit(files.close(), versions, "place", marks=self._ownership.marks)
-
-    def _line_id(self, table: str) -> str:
-        return f"{self._application_id}/snapshot/{locations.encode(table)}"
-
-    def _snapshots(self, *, makes: bool = True) -> LogTable | None:
-        """None where there is none, and none is to be made."""
-        columns = [TableColumn(f.name, f.type, f.name) for f in SNAPSHOTS_SCHEMA]
-        key = locations.SNAPSHOTS
-        writer = self._tables.open(key, key)
-        if writer is None and makes:
-            writer = self._tables.open_or_create(key, key, columns, self._tables.about_own(key))
-        if writer is not None:
-            self._ownership.check(writer)
-            writer.take_columns(columns)
-        return writer
-
-    def _claim(self, writer: LogTable) -> None:
-        if Ownership.owner_of(writer, self._application_id) < self._ownership.number:
-            writer.commit([], {}, marks=self._ownership.marks)
-
-    def _guarded(self, label: str, act: Callable[[], _T]) -> _T:
-        for _ in range(ATTEMPTS):
-            try:
-                return act()
-            except SnapshotOutdated:
-                continue
-            except Exception as error:
-                raise fault_of(error, f"the snapshot in {self._tables.title(label)}") from error
-        title = self._tables.title(label)
-        raise StorageFault(f"{title} was changed by others during {ATTEMPTS} attempts to commit")
 
 
 def _n_rows(files: Sequence[WrittenFile] | None, writer: LogTable, place: int) -> int:
@@ -518,31 +328,3 @@ def _n_rows(files: Sequence[WrittenFile] | None, writer: LogTable, place: int) -
         return sum(file.n_rows for file in files)
     there = writer.read(["_commit_lsn"], "_commit_lsn", place, place).num_rows
     return int(there) + writer.watermark(erased_id(place))
-
-
-def _line_of(row: Mapping[str, Any], reason: str) -> tuple[GenerationLine, str]:
-    """The line as it was before it ended."""
-    place, valid_from, state = row["place"], row["valid_from"], GenerationState.FINISHED
-    return GenerationLine(
-        row["table"], row["relid"], row["generation"], place, valid_from, state, is_ours=True
-    ), reason
-
-
-def told_by(tables: LogTables) -> dict[tuple[str, int, Lsn], tuple[GenerationState, str]]:
-    """What ``_snapshots`` says now, without a run: the state of each generation, by table, number and place, and the
-    reason why one has ended. Raises StorageFault."""
-    try:
-        writer = tables.open(locations.SNAPSHOTS, locations.SNAPSHOTS)
-        columns = ["table", "generation", "place", "state", "reason"]
-        rows = [] if writer is None else writer.read(columns, "place", 0, MAX_VERSION).to_pylist()
-    except XidstreamError:
-        raise
-    except Exception as error:
-        raise StorageFault(
-            f"{locations.SNAPSHOTS} of the sink cannot be read: {type(error).__name__}"
-        ) from error
-    found: dict[tuple[str, int, Lsn], tuple[GenerationState, str]] = {}
-    for row in sorted(rows, key=lambda row: bool(row["state"] == GenerationState.ENDED.value)):
-        key = (row["table"], row["generation"], Lsn(row["place"]))
-        found[key] = (GenerationState(row["state"]), row["reason"] or "")
-    return found

@@ -54,7 +54,7 @@ class DeltaType(SinkType):
 
     def told(self) -> ToldGenerations:
         from xidstream.pipeline.delta.delta_tables import DeltaTables
-        from xidstream.pipeline.log_tables.snapshot_log import told_by
+        from xidstream.pipeline.log_tables.generation_lines import told_by
 
         return told_by(DeltaTables(Location.parse(self.argument)))
 
@@ -97,7 +97,7 @@ class IcebergType(SinkType):
             return held_by(tables, application_id)
 
     def told(self) -> ToldGenerations:
-        from xidstream.pipeline.log_tables.snapshot_log import told_by
+        from xidstream.pipeline.log_tables.generation_lines import told_by
 
         with closing(self._tables()) as tables:
             return told_by(tables)

@@ -14,7 +14,7 @@ import pytest
 from tests.fold import Row, bounds_of, folded
 from xidstream.pipeline.changelog.generations import generation_at, generations_of
 from xidstream.pipeline.errors import PreconditionMissing
-from xidstream.pipeline.log_tables.snapshot_log import SNAPSHOTS_SCHEMA
+from xidstream.pipeline.log_tables.generation_lines import SNAPSHOTS_SCHEMA
 from xidstream.pipeline.pg import Lsn, Xid
 
 PAGE = Path(__file__).parents[2] / "docs" / "snapshots.md"

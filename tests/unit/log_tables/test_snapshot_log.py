@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import generation_at, generations_of
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
@@ -25,6 +27,7 @@ from xidstream.pipeline.delta.erased_keys import parse_keys
 from xidstream.pipeline.delta.erased_rows import erase_rows
 from xidstream.pipeline.delta.small_files import SIZE_CLASSES
 from xidstream.pipeline.errors import (
+    ComponentLost,
     PreconditionMissing,
     SinkDiverged,
     SnapshotInterrupted,
@@ -126,16 +129,23 @@ def test_a_generation_is_named_and_told_once_however_often_it_is_asked_for(tmp_p
     }
 
 
+@contextmanager
+def crash_behind_the_rows() -> Iterator[None]:
+    """The commit of the table goes through, and that of the line does not."""
+    with pytest.MonkeyPatch.context() as armed:
+        armed.setattr(faultpoints, "_plan", faultpoints.FaultPlan("snapshot_committed:error", None))
+        with pytest.raises(ComponentLost):
+            yield
+
+
 def test_rows_that_a_crash_left_without_a_line_get_it_and_others_do_not(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     assert not log.commit(GENERATION, None), "there is not even a table"
     files = written(log, range(5))
     assert not log.commit(GENERATION, None), "no commit names the files"
     assert log.lines(True) == []
-    # The crash: the table's commit went through, the line's did not.
-    crashed = log_of(tmp_path)
-    crashed._add_line = lambda *arguments: None  # type: ignore[method-assign]
-    assert crashed.commit(GENERATION, files)
+    with crash_behind_the_rows():
+        log_of(tmp_path).commit(GENERATION, files)
     assert log.lines(True) == [] and ids(tmp_path) == [0, 1, 2, 3, 4]
     assert log.commit(GENERATION, None)
     assert [line.number for line in log.lines(True)] == [1] and ids(tmp_path) == [0, 1, 2, 3, 4]
@@ -562,9 +572,9 @@ def test_what_a_run_that_was_taken_over_named_is_not_taken_for_another_snapshot(
 
 def test_rows_of_a_place_that_no_line_names_are_followed_by_the_next_snapshot(tmp_path: Path) -> None:
     log = log_of(tmp_path)
-    crashed = log_of(tmp_path)
-    crashed._add_line = lambda *arguments: None  # type: ignore[method-assign]
-    crashed.commit(GENERATION, written(log, range(3)))
+    files = written(log, range(3))
+    with crash_behind_the_rows():
+        log_of(tmp_path).commit(GENERATION, files)
     later = Generation(RELATION, 1, dataclasses.replace(BOUNDS, place=Lsn(110)))
     assert not log.commit(later, None), "those are another snapshot's"
     assert log.commit(later, written(log, range(10, 12), place=110))
