@@ -6,7 +6,7 @@ greatest ``until`` counts.
 
 A line is added under an application id of its table (``<application id>/snapshot/<directory>``), whose version is twice
 the generation's number, and one more for the line that ends it. So a line that is asked for again is not added again.
-A line that belongs to no newest generation has no version: it ends together with others, in one commit.
+The line that ends an older generation has no version. One commit ends all generations that one event ends.
 
 Rejected: one application id for all tables. Their snapshots finish in any order, and a version that is higher would
 hide one that comes later.
