@@ -444,6 +444,27 @@ def test_a_generation_stands_up_to_the_ddl_that_ended_it_where_nothing_was_misse
     assert ended_rows(tmp_path)[-1] == (3, 249)
 
 
+def test_what_is_told_already_is_not_told_again_and_a_proof_never_falls(tmp_path: Path) -> None:
+    DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(2)))
+    log.prove(Lsn(130))
+    log.note_ddl([unlogged(160)])
+    ((line, _),) = log.prove(Lsn(131)).ended
+    log.extend(line, Witnessed(7, Lsn(120)))
+    log.reach(Lsn(131))
+
+    def versions() -> list[int]:
+        return [DeltaTable(str(tmp_path / name)).version() for name in ("_snapshots", "_transactions")]
+
+    before = versions()
+    log.extend(line, Witnessed(7, Lsn(120)))
+    for lsn in (131, 120):
+        log.prove(Lsn(lsn))
+        log.reach(Lsn(lsn))
+    assert versions() == before and ChangeLog(str(tmp_path)).proven_lsn == 131
+
+
 def test_a_table_that_is_parked_does_not_stand_up_to_its_next_ddl(tmp_path: Path) -> None:
     DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
     log = log_of(tmp_path)
