@@ -361,7 +361,16 @@ class DeltaTableWriter:
 
     def _settle(self, moved: Mapping[str, int]) -> None:
         """Go on from the snapshot with what was just committed."""
+        before = self.version
+        known = {
+            id_: watermark for (version, id_), watermark in self._watermarks.items() if version == before
+        }
         self._refresh()
+        if self.version == before + 1:
+            # The commit is ours. To ask for each version costs as much as to commit.
+            for application_id, version in {**known, **moved}.items():
+                self._watermarks[self.version, application_id] = version
+            return
         # A commit between ours and this refresh is seen here, or by the next commit.
         for application_id, version in moved.items():
             if self.watermark(application_id) != version:

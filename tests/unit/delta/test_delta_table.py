@@ -86,6 +86,25 @@ def test_watermarks_move_with_the_rows_and_by_application(location: Location) ->
     assert n_rows(location) == 6
 
 
+def test_a_commit_does_not_ask_for_versions_that_it_has_moved_or_knew(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """deltalake takes as long for one of them as for a commit."""
+    writer = opened(location)
+    assert (writer.watermark("slot"), writer.watermark("cut")) == (0, 0)
+    asked = []
+    ask = DeltaTable.transaction_version
+    monkeypatch.setattr(DeltaTable, "transaction_version", lambda t, id_: asked.append(id_) or ask(t, id_))
+    writer.commit([], {"slot": 100}, marks={"slot/owner": 1})
+    found = writer.watermark("slot"), writer.watermark("slot/owner"), writer.watermark("cut")
+    assert (found, asked) == ((100, 1, 0), ["slot/owner"])
+
+    other = opened(location)
+    other.commit([], {"elsewhere": 7, "cut": 50})
+    writer.commit([], {"slot": 200})  # two commits further than its snapshot
+    assert (writer.watermark("slot"), writer.watermark("cut"), writer.watermark("elsewhere")) == (200, 50, 7)
+
+
 @pytest.mark.parametrize("lsn", [20, 19])
 def test_a_version_never_falls_also_from_a_fresh_handle(location: Location, lsn: int) -> None:
     commit(opened(location), location, 20, "a")
