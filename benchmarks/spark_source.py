@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,40 +19,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable
 
 from benchmarks.results import percentile
+from benchmarks.source import PUBLICATION, Source, server
 from xidstream.actors.runtime.java import ensure_java
 
-_SLOT = "7/bench/bench"
+_ANSWER_S = 300
 
 
-def _write_log(root: str, n_files: int, rows_per_file: int) -> None:
-    dice = np.random.default_rng(1)
-    for i in range(n_files):
-        lsn, n = (i + 1) << 20, rows_per_file
-        columns: dict[str, Any] = {f"n{c}": dice.integers(0, 1 << 40, n) for c in range(4)}
-        columns |= {f"x{c}": dice.random(n) for c in range(3)}
-        columns |= {f"t{c}": pa.array(dice.integers(0, 1 << 30, n)).cast(pa.string()) for c in range(3)}
-        contract = {
-            "_change_type": ["insert"] * n,
-            "_commit_lsn": np.full(n, lsn),
-            "_commit_timestamp": pa.array(np.full(n, lsn), pa.timestamp("us", tz="UTC")),
-            "_xid": np.full(n, i),
-            "_seq": np.arange(n),
-            "_unchanged": pa.nulls(n, pa.list_(pa.string())),
-            "_text": pa.nulls(n, pa.map_(pa.string(), pa.string())),
-        }
-        of_slot = CommitProperties(app_transactions=[Transaction(_SLOT, lsn)])
-        tables = pa.array([["public.t"]], pa.list_(pa.string()))
-        for name, rows in (
-            ("public.t", pa.table({**columns, **contract})),
-            ("_transactions", pa.table({"commit_lsn": [lsn], "tables": tables})),
-        ):
-            write_deltalake(f"{root}/{name}", rows, mode="append", commit_properties=of_slot)
+def _write_log(root: str, n_transactions: int, rows_each: int) -> None:
+    """A run writes the log of one table: large transactions, whose files are linked at COMMIT."""
+    with server() as publisher:
+        source = Source(publisher, "spark_source")
+        options = ["--dsn", source.dsn, "--slot", source.name, "--publication", PUBLICATION, "--create-slot"]
+        options += [
+            "--storage",
+            f"{root}-storage",
+            "--sink",
+            f"delta:{root}",
+            "--snapshot",
+            "never",
+            "--available-now",
+        ]
+        run = [sys.executable, "-m", "actors", "run", *options]
+        subprocess.run(run, check=True, timeout=_ANSWER_S)  # makes the slot
+        for _ in range(n_transactions):
+            source.insert(rows_each)
+        subprocess.run(run, check=True, timeout=_ANSWER_S)
+        source.close()
 
 
 def _cpu_s() -> float:
@@ -70,8 +67,8 @@ def _timed(read: Callable[[], Any]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", type=int, default=4)
-    parser.add_argument("--rows-per-file", type=int, default=500_000)
+    parser.add_argument("--transactions", type=int, default=4)
+    parser.add_argument("--rows-each", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     ensure_java()
@@ -80,8 +77,9 @@ def main() -> None:
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     from pyspark.sql import SparkSession
 
-    with tempfile.TemporaryDirectory() as root:
-        _write_log(root, asked.files, asked.rows_per_file)
+    with tempfile.TemporaryDirectory() as folder:
+        root = f"{folder}/tables"
+        _write_log(root, asked.transactions, asked.rows_each)
         spark = SparkSession.builder.master("local[2]").config("spark.driver.memory", "1g").getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
         files = [f"file://{each}" for each in DeltaTable(f"{root}/public.t").file_uris()]
@@ -96,7 +94,7 @@ def main() -> None:
                 if round_:  # the first one warms both up
                     found[name].append(times)
         spark.stop()
-    n_rows = asked.files * asked.rows_per_file
+    n_rows = asked.transactions * asked.rows_each
     wall_ratios = [x[0] / p[0] for p, x in zip(found["parquet"], found["xidstream"], strict=True)]
     cpu_ratios = [x[1] / p[1] for p, x in zip(found["parquet"], found["xidstream"], strict=True)]
     print(

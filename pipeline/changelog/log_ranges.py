@@ -94,7 +94,9 @@ class FileRange:
     def _of_range(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         lsn, kind = rows["_commit_lsn"], rows["_change_type"]
         inside = pc.and_(pc.greater(lsn, self.since), pc.less_equal(lsn, self.until))
-        rows = rows.filter(pc.and_(inside, pc.not_equal(kind, SNAPSHOT)))
+        inside = pc.and_(inside, pc.not_equal(kind, SNAPSHOT))
+        if not pc.all(inside).as_py():  # else the rows would be copied for nothing
+            rows = rows.filter(inside)
         if rows.num_rows:
             arrays = [_values(rows, column, self.table) for column in self.columns]
             yield pa.RecordBatch.from_arrays(arrays, [column.name for column in self.columns])
