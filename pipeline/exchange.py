@@ -308,7 +308,10 @@ class JournalSpan:
 
 @dataclass(frozen=True)
 class SlotIdentity:
-    """What a sink's application id and storage keys are made of."""
+    """What a sink's application id and storage keys are made of.
+
+    ``database``: the name that the database had when the storage began. A rename does not change it.
+    """
 
     system_identifier: int
     database: str

@@ -16,14 +16,14 @@ from rich.text import Text
 from xidstream.actors.preflight import findings_of, port_findings, room_finding
 from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline.errors import PreconditionMissing, UsageError
-from xidstream.pipeline.exchange import Beginning, PrepareCover, SlotIdentity
+from xidstream.pipeline.exchange import Beginning, PrepareCover
 from xidstream.pipeline.findings import MARKS, Finding, Status
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.postgres.admin import Blocker, create_slot, describe_slot, drop_slot
 from xidstream.pipeline.postgres.beginning import NO_RECORD, SNAPSHOTS, SinkHolds, gap, gap_text
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.login import login_of
-from xidstream.pipeline.preflight.record_check import without_publications
+from xidstream.pipeline.preflight.record_check import identity_of, without_publications
 from xidstream.pipeline.quantities import counted
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.credentials import redacted
@@ -151,8 +151,7 @@ def _held_by_sink(config: Config) -> SinkHolds | None:
         return None
     with ReplicationConnection(without_publications(config)) as connection:
         system = connection.identify_system()
-    identity = SlotIdentity(int(system.system_identifier), system.dbname, config.slot)
-    return SinkHolds(*sink_type(config.sink).holds(identity.application_id))
+    return SinkHolds(*sink_type(config.sink).holds(identity_of(config, system).application_id))
 
 
 def drop_slot_command(

@@ -25,7 +25,7 @@ from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.account.model import ReaderPart, ReaderReport, largest
 from xidstream.pipeline.errors import ConnectionLost
-from xidstream.pipeline.exchange import Opened
+from xidstream.pipeline.exchange import Opened, SlotIdentity
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.pgoutput.spares import Spares
@@ -111,10 +111,12 @@ class SlotReader:
             self._unrecorded.note(config, self._layout, self._slot.confirmed_flush_lsn)
         self._start_buffers()
 
-    def _check_before_slot(self, connection: ReplicationConnection) -> None:
+    def _check_before_slot(self, connection: ReplicationConnection) -> SlotIdentity:
         # Beside the record of a slot that was lost, a new one would look like a new beginning.
-        self._unrecorded = check_server(self._config, connection, remember=True)
+        checked = check_server(self._config, connection, remember=True)
+        self._unrecorded = checked.unrecorded
         self._decision = decide_snapshots(self._config, connection)
+        return checked.identity
 
     def _sink_may_take_segments(self) -> bool:
         sink = self._config.sink

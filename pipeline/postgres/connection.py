@@ -67,6 +67,10 @@ if TYPE_CHECKING:
     from xidstream.pipeline.postgres.copy_loop import CopyLoop
 
 _STATUS: Final = struct.Struct("!cqqqqB")  # StandbyStatusUpdate: 'r', write, flush, apply, time, reply
+_DATABASE_OID: Final = (
+    "SELECT oid FROM pg_catalog.pg_database "
+    "WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database()"
+)
 _MAX_NOTICES: Final = 100
 _TLS_RECHECK_S: Final = 0.1
 """Under TLS, how long a socket without data is believed before libpq is asked again."""
@@ -74,13 +78,14 @@ _READABLE: Final = select.POLLIN | select.POLLERR | select.POLLHUP
 
 
 class SystemIdentity(NamedTuple):
-    """The answer to IDENTIFY_SYSTEM."""
+    """The answer to IDENTIFY_SYSTEM, and the database's OID, which a rename does not change."""
 
     system_identifier: str
     timeline: int
     xlogpos: Lsn
     """The present end of the flushed WAL (on a standby: of the replayed WAL)."""
     dbname: str
+    database_oid: int
 
 
 class ReplicationConnection:
@@ -135,7 +140,8 @@ class ReplicationConnection:
 
     def identify_system(self) -> SystemIdentity:
         row = self._ask("IDENTIFY_SYSTEM")
-        return SystemIdentity(row[0], int(row[1]), Lsn.parse(row[2]), row[3])
+        (oid,) = self._ask(_DATABASE_OID)
+        return SystemIdentity(row[0], int(row[1]), Lsn.parse(row[2]), row[3], int(oid))
 
     def switch_points(self, timeline: int) -> dict[int, Lsn]:
         """Where each earlier timeline ended on the way to ``timeline`` (TIMELINE_HISTORY); empty for the first."""

@@ -125,18 +125,17 @@ def connect_slot(
     *,
     create: bool,
     on_wait: Callable[[tuple[Blocker, ...]], None] | None = None,
-    check: Callable[[ReplicationConnection], None] | None = None,
+    check: Callable[[ReplicationConnection], SlotIdentity] | None = None,
 ) -> OpenSlot:
     """Connect; if the slot is missing and ``create`` is true, create it then.
 
-    ``check`` is given the connection before anything is created or read. Raises what it raises, PreconditionMissing,
-    SlotLost, ConnectionLost, Unsupported.
+    ``check`` is given the connection before anything is created or read, and says whose slot it is; without it the
+    server does. Raises what it raises, PreconditionMissing, SlotLost, ConnectionLost, Unsupported.
     """
     connection = ReplicationConnection(settings)
     try:
-        if check is not None:
-            check(connection)
-        return _connected(settings, connection, create, on_wait)
+        identity = None if check is None else check(connection)
+        return _connected(settings, connection, identity, create, on_wait)
     except BaseException:
         connection.close()
         raise
@@ -145,6 +144,7 @@ def connect_slot(
 def _connected(
     settings: SlotSettings,
     connection: ReplicationConnection,
+    identity: SlotIdentity | None,
     create: bool,
     on_wait: Callable[[tuple[Blocker, ...]], None] | None,
 ) -> OpenSlot:
@@ -188,7 +188,7 @@ def _connected(
     return OpenSlot(
         connection=connection,
         options=options,
-        identity=SlotIdentity(int(system.system_identifier), system.dbname, settings.slot),
+        identity=identity or SlotIdentity(int(system.system_identifier), system.dbname, settings.slot),
         confirmed_flush_lsn=state.confirmed_flush or INVALID_LSN,
         flush_lsn=flush_lsn,
         server_version=connection.server_version,

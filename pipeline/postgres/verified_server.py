@@ -1,7 +1,7 @@
 """What a verification asks of the server, beside the snapshots of its tables: whose server it is, and a commit.
 
 *Which server.* A change log belongs to one database of one system identifier. Rows of another one would differ, and
-tell nothing.
+tell nothing. A database that was renamed has another name than its log; the log's slot is still one of its own.
 
 *A commit.* A change log says that it has everything up to a commit. On a server where nothing is committed none would
 ever stand behind a snapshot. So one is made: a transaction with nothing but a logical message, which needs no right and
@@ -26,25 +26,33 @@ VERIFY_PREFIX: Final = "xidstream.verify"
 _ASKED: Final = (
     "SELECT system_identifier::text, current_database(), pg_is_in_recovery() FROM pg_control_system()"
 )
+_HAS_SLOT: Final = (
+    "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s AND database = current_database())"
+)
 
 
 @dataclass(frozen=True)
 class VerifiedServer:
-    """``database``: of the session. ``can_mark``: whether ``mark`` has an effect that the log shows."""
+    """``database``: of the session. ``has_slot``: whether the log's slot belongs to it. ``can_mark``: whether ``mark``
+    has an effect that the log shows."""
 
     system_identifier: str
     database: str
+    has_slot: bool
     is_standby: bool
     can_mark: bool
 
 
-def verified_server(dsn: Dsn) -> VerifiedServer:
-    """Raises what connecting raises."""
+def verified_server(dsn: Dsn, slot: str) -> VerifiedServer:
+    """``slot``: of the log. Raises what connecting raises."""
     with sql_connection(dsn, "the server's identity") as connection:
-        row = connection.execute(_ASKED).fetchone()
-        assert row is not None
+        row, slots = (
+            connection.execute(_ASKED).fetchone(),
+            connection.execute(_HAS_SLOT, (slot,)).fetchone(),
+        )
+        assert row is not None and slots is not None
         can_mark = connection.info.server_version >= PG14 and not row[2]
-        return VerifiedServer(row[0], row[1], row[2], can_mark)
+        return VerifiedServer(row[0], row[1], slots[0], row[2], can_mark)
 
 
 def mark(dsn: Dsn) -> None:

@@ -18,7 +18,7 @@ import shlex
 from contextlib import suppress
 
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, XidstreamError
-from xidstream.pipeline.exchange import Beginning, SlotIdentity, Tenure
+from xidstream.pipeline.exchange import Beginning, Tenure
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.initial_copy.readers import most_readers
 from xidstream.pipeline.pg import Lsn
@@ -42,7 +42,7 @@ from xidstream.pipeline.postgres.opening import slot_settings
 from xidstream.pipeline.postgres.preflight import server_findings
 from xidstream.pipeline.postgres.published import published_names
 from xidstream.pipeline.postgres.snapshot_findings import snapshot_findings, unread_findings
-from xidstream.pipeline.preflight.record_check import Unrecorded, check_server
+from xidstream.pipeline.preflight.record_check import Unrecorded, check_server, identity_of
 from xidstream.pipeline.preflight.slot_beginning import anew_lsn, judge, witnesses_of
 from xidstream.pipeline.preflight.snapshot_decision import would_take_snapshots
 from xidstream.pipeline.quantities import human_bytes
@@ -193,7 +193,7 @@ def _check_record(config: Config, connection: ReplicationConnection) -> Finding:
     nothing, whether a run would be the first."""
     system = connection.identify_system()
     try:
-        unrecorded = check_server(config, connection, remember=False)
+        unrecorded = check_server(config, connection, remember=False).unrecorded
         if unrecorded is not None:
             return _no_record(config, unrecorded)
         _check_positions(config, connection, system)
@@ -296,7 +296,7 @@ def _server_side(config: Config, connection: ReplicationConnection, *, is_stored
     def tenure() -> Tenure:
         return Tenure(_UNRANKED, "check", system.timeline, history, settled_flush_lsn(dsn))
 
-    identity = SlotIdentity(int(system.system_identifier), system.dbname, config.slot)
+    identity = identity_of(config, system)
     layout = Layout(identity.system_identifier, config.slot, "check")
 
     def compare(owner: int, commit_lsn: Lsn) -> list[Finding]:

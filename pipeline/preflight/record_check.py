@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import describe_slot
 from xidstream.pipeline.postgres.beginning import Verdict, Witnesses
-from xidstream.pipeline.postgres.connection import ReplicationConnection
+from xidstream.pipeline.postgres.connection import ReplicationConnection, SystemIdentity
 from xidstream.pipeline.postgres.continuity import Recorded, check_continuity
 from xidstream.pipeline.postgres.opening import slot_settings
 from xidstream.pipeline.postgres.settings import SlotSettings
@@ -20,7 +21,7 @@ from xidstream.pipeline.preflight.slot_beginning import judge, note_beginning, w
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import read_progress
-from xidstream.pipeline.storage.server_record import read_timeline, write_timeline
+from xidstream.pipeline.storage.server_record import ServerRecord, read_server, write_server
 from xidstream.pipeline.storage.storage import Storage
 
 
@@ -36,15 +37,35 @@ class Unrecorded:
         note_beginning(Storage(config.storage), layout, lsn, self.verdict, self.witnesses)
 
 
-def check_server(config: Config, connection: ReplicationConnection, *, remember: bool) -> Unrecorded | None:
+def identity_of(config: Config, system: SystemIdentity) -> SlotIdentity:
+    """Whose slot it is, by what the storage knows of the database. Raises StorageFault, SegmentCorrupt."""
+    layout = Layout(int(system.system_identifier), config.slot, "check")
+    return _identity(config, system, read_server(Storage(config.storage), layout))
+
+
+def _identity(config: Config, system: SystemIdentity, known: ServerRecord | None) -> SlotIdentity:
+    name = system.dbname if known is None else known.known_name(system.dbname, system.database_oid)
+    return SlotIdentity(int(system.system_identifier), name, config.slot)
+
+
+@dataclass(frozen=True)
+class CheckedServer:
+    """``unrecorded``: None where the storage has a record of the slot."""
+
+    identity: SlotIdentity
+    unrecorded: Unrecorded | None
+
+
+def check_server(config: Config, connection: ReplicationConnection, *, remember: bool) -> CheckedServer:
     """Raise what ``check_continuity`` says of the connection's server, and SlotLost where nothing is recorded although
-    there was an earlier run; ``remember`` writes the server's timeline down. Returns None where there is a record.
+    there was an earlier run; ``remember`` writes the server's timeline and the database down.
 
     Raises also StorageFault, SegmentCorrupt, and what connecting raises.
     """
     system = connection.identify_system()
     storage, layout = Storage(config.storage), Layout(int(system.system_identifier), config.slot, "check")
-    progress, timeline = read_progress(storage, layout), read_timeline(storage, layout)
+    progress, known = read_progress(storage, layout), read_server(storage, layout)
+    identity, timeline = _identity(config, system, known), None if known is None else known.timeline
     slot = describe_slot(connection.same_server, config.slot)
     is_new_timeline = timeline is not None and timeline < system.timeline
     check_continuity(
@@ -60,9 +81,10 @@ def check_server(config: Config, connection: ReplicationConnection, *, remember:
     if progress is None:
         witnesses = witnesses_of(storage, layout, connection.same_server, slot)
         unrecorded = Unrecorded(judge(config, storage, witnesses), witnesses)
-    if remember and timeline != system.timeline:
-        write_timeline(storage, layout, system.timeline)
-    return unrecorded
+    record = ServerRecord(system.timeline, identity.database, system.database_oid)
+    if remember and known != record:
+        write_server(storage, layout, record)
+    return CheckedServer(identity, unrecorded)
 
 
 def without_publications(config: Config) -> SlotSettings:

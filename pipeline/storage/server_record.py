@@ -1,12 +1,18 @@
-"""Which server a slot's record belongs to: its system identifier (a folder's name) and its timeline (``server.json``).
+"""Which server and which database a slot's record belongs to: its system identifier (a folder's name), and in
+``server.json`` the server's timeline and the database.
 
 LSNs mean nothing on another server, and on a timeline that branched off below what was delivered they mean
 something else. Neither shows in the record of progress, so it is kept beside it: written by the reader before it reads.
 Whether a found difference matters is decided in ``pipeline.postgres.continuity``.
+
+The database's name is part of the id under which a log keeps its watermarks. A database that is renamed keeps its OID
+and its slots, and its log must stay the same log: under another id the sink would seem to be another one. So the first
+name stays in the id, as long as the OID is the same (``known_name``).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from xidstream.pipeline.storage.envelope import Document, a_number
@@ -14,23 +20,43 @@ from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import has_record
 from xidstream.pipeline.storage.storage import Storage
 
-_TIMELINE: Final = Document[int](
+
+@dataclass(frozen=True)
+class ServerRecord:
+    """``database``: the name that the database had when the storage began with it. ``database_oid``: pg_database's."""
+
+    timeline: int
+    database: str
+    database_oid: int
+
+    def known_name(self, database: str, oid: int) -> str:
+        """The name that the log has of the database ``oid``, which is called ``database`` now."""
+        return self.database if oid == self.database_oid else database
+
+
+_SERVER: Final = Document[ServerRecord](
     "xidstream.server",
-    1,
-    "restore the object; or, if the server was never promoted or restored, remove it",
-    lambda timeline: {"timeline": timeline},
-    lambda content: a_number(content["timeline"]),
+    2,
+    "restore the object; or, if the server was never promoted or restored and its database never renamed, remove it",
+    lambda record: {
+        "timeline": record.timeline,
+        "database": record.database,
+        "database_oid": record.database_oid,
+    },
+    lambda content: ServerRecord(
+        a_number(content["timeline"]), str(content["database"]), a_number(content["database_oid"])
+    ),
 )
 
 
-def read_timeline(storage: Storage, layout: Layout) -> int | None:
+def read_server(storage: Storage, layout: Layout) -> ServerRecord | None:
     """None before the first one. Raises SegmentCorrupt, Unsupported, StorageFault."""
-    return _TIMELINE.read(storage, layout.server_key)
+    return _SERVER.read(storage, layout.server_key)
 
 
-def write_timeline(storage: Storage, layout: Layout, timeline: int) -> None:
+def write_server(storage: Storage, layout: Layout, record: ServerRecord) -> None:
     """Replace the record, durably. Raises StorageFault."""
-    _TIMELINE.write(storage, layout.server_key, timeline)
+    _SERVER.write(storage, layout.server_key, record)
 
 
 def other_servers(storage: Storage, layout: Layout) -> list[int]:

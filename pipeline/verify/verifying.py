@@ -134,7 +134,7 @@ class _Verifying:
     column_names: ColumnNames
 
     def run(self, patterns: Sequence[str], result: str | os.PathLike[str] | None) -> Verification:
-        server = verified_server(self.dsn)
+        server = verified_server(self.dsn, self._id.split("/", 2)[2])
         self._check_server(server)
         with sql_connection(self.dsn, "the published tables") as connection:
             found = survey_unless_locked(connection, self.publications, self.column_names)
@@ -210,7 +210,8 @@ class _Verifying:
 
     def _check_server(self, server: VerifiedServer) -> None:
         system, database, _ = self._id.split("/", 2)
-        if (server.system_identifier, server.database) != (system, database):
+        is_same = server.database == database or server.has_slot
+        if server.system_identifier != system or not is_same:
             raise PreconditionMissing(
                 f"the change log is one of database {database} of system {system}, and the dsn leads to database "
                 f"{server.database} of system {server.system_identifier}",

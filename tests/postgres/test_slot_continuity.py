@@ -30,11 +30,16 @@ from xidstream.pipeline.preflight.record_check import check_server, without_publ
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import write_progress
-from xidstream.pipeline.storage.server_record import read_timeline
+from xidstream.pipeline.storage.server_record import read_server
 from xidstream.pipeline.storage.storage import Storage
 
 pytestmark = pytest.mark.postgres
 NEWEST = pytest.mark.parametrize("postgres_server", [18], indirect=True)
+
+
+def timeline_of(storage: Storage, layout: Layout) -> int | None:
+    record = read_server(storage, layout)
+    return None if record is None else record.timeline
 
 
 def check_record(config: Config, *, remember: bool = False) -> None:
@@ -51,11 +56,11 @@ def test_a_promoted_server_goes_on_where_it_has_what_was_delivered_and_only_ther
     check_record(config, remember=True)
     layout = layout_of(server.conninfo(), config)
     storage = Storage(config.storage)
-    assert read_timeline(storage, layout) == 1
+    assert timeline_of(storage, layout) == 1
     write_progress(storage, layout, current_flush_lsn(config.dsn))
     promote(server)
     check_record(config)  # as delivered up to the switch
-    assert read_timeline(storage, layout) == 1, "only a reader writes it down"
+    assert timeline_of(storage, layout) == 1, "only a reader writes it down"
 
     with psycopg.connect(config.dsn, autocommit=True) as admin:
         admin.execute("create table t (id int primary key); insert into t values (1)")
@@ -64,7 +69,7 @@ def test_a_promoted_server_goes_on_where_it_has_what_was_delivered_and_only_ther
         check_record(config, remember=True)
     with pytest.raises(SlotLost, match="timeline 2 left timeline 1 at"):
         require(config, tell=print, wait_s=0)
-    assert read_timeline(storage, layout) == 1
+    assert timeline_of(storage, layout) == 1
 
 
 def test_a_run_that_is_led_to_a_standby_while_its_primary_restarts_is_not_told_that_its_slot_is_lost(

@@ -23,7 +23,7 @@ def check(
     awaits_promotion: bool = False,
     switch_points: Mapping[int, Lsn] | None = None,
 ) -> None:
-    system = SystemIdentity("7001", timeline, Lsn(0x1000), "db")
+    system = SystemIdentity("7001", timeline, Lsn(0x1000), "db", 5)
     known = Recorded(None if confirmed is None else Lsn(confirmed), recorded)
     check_continuity(
         "s",

@@ -56,7 +56,7 @@ from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.prepared import PREPARED as MANIFEST
 from xidstream.pipeline.storage.progress import read_progress, write_progress
 from xidstream.pipeline.storage.resumes import read_resumes, request_resume
-from xidstream.pipeline.storage.server_record import read_timeline, write_timeline
+from xidstream.pipeline.storage.server_record import ServerRecord, read_server, write_server
 from xidstream.pipeline.storage.skips import Skip, read_skips, write_skip
 from xidstream.pipeline.storage.snapshot_record import (
     Taken,
@@ -154,7 +154,7 @@ def write_all(storage: Storage) -> None:
         parked=[PARKED],
         held_lsn=Lsn(0x170),
     )
-    write_timeline(storage, LAYOUT, 2)
+    write_server(storage, LAYOUT, ServerRecord(2, "shop", 16_384))
     write_beginning(storage, LAYOUT, Beginning(Lsn(0x10), True, ("the sink ends at 0/40",)))
     write_skip(storage, LAYOUT, SKIP)
     request_resume(storage, LAYOUT, 16_400, "public.t")
@@ -220,7 +220,7 @@ def test_each_document_is_read_as_it_was_meant(older: Storage) -> None:
     assert record.finished == ((FINISHED.xid, FINISHED.prepare_end_lsn),)
     assert record.cover == PrepareCover(Lsn(0x18), frozenset({Xid(7), Xid(4_000_000_000)}))
     assert (record.journal, record.parked) == ((JournalSpan("e", 3, 5),), (PARKED,))
-    assert read_timeline(older, LAYOUT) == 2
+    assert read_server(older, LAYOUT) == ServerRecord(2, "shop", 16_384)
     assert read_beginning(older, LAYOUT) == Beginning(Lsn(0x10), True, ("the sink ends at 0/40",))
     assert read_skips(older, LAYOUT) == (SKIP,)
     assert read_resumes(older, LAYOUT) == {16_400}
