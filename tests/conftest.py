@@ -1,9 +1,10 @@
 """How the suite is divided where it runs in several processes (``-n 2 --dist loadscope``, as ``make test`` does).
 
-A file is one unit of work, because its tests share servers. Files that share a Ray with its Spark session are one unit,
-too, so that there is one such session at a time. The tests of the command line and of users' scripts start all they
-need themselves, half a minute each: every one is a unit, and fills the time that the others leave. What takes gigabytes
-(``make test-nightly``) is one unit: two such tests side by side would need more memory than a small machine has.
+A file is one unit of work, because its tests share servers. Files of tests/e2e that share a Ray with its Spark session
+are one unit, too, so that there is one such session at a time. The tests of the command line and of users' scripts
+start all they need themselves, half a minute each: every one is a unit, and fills the time that the others leave. What
+takes gigabytes (``make test-nightly``) is one unit: two such tests side by side would need more memory than a small
+machine has.
 
 Long units come first, so that the processes end together: a unit is never divided.
 
@@ -35,9 +36,23 @@ _BY_ITSELF = tuple(
         "command_line",
         "hardened_run",
         "locked",
+        "moved_server",
         "readme",
         "spark_modes",
         "users_session",
+    )
+)
+_NO_SESSION = tuple(
+    f"tests/e2e/test_{name}.py"
+    for name in (
+        "empty_storage",
+        "iceberg",
+        "login",
+        "quickstart",
+        "session_end",
+        "snapshots_s3",
+        "source_kills",
+        "wheel",
     )
 )
 _SHARED_SESSION = "tests/e2e"
@@ -60,6 +75,8 @@ def unit_of(nodeid: str) -> str:
         return nodeid
     if file in _GIGABYTES:
         return "gigabytes"
+    if file in _NO_SESSION:
+        return file
     return _SHARED_SESSION if file.startswith(_SHARED_SESSION) else file
 
 
