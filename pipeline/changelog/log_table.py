@@ -5,7 +5,8 @@ Spark at all. A file may lack a column that was added later, so the schema is al
 
 ``LogTable`` is what each format has alike, ``DeltaLogTable`` a Delta table; an Iceberg table is in ``iceberg_root``.
 
-Files in a folder are read by Spark's own Parquet reader, those in an object store by pyarrow (``parquet_frames``).
+Files in a folder are read by Spark's own Parquet reader, those in an object store by pyarrow (``parquet_frames``),
+which reads the columns that ``rows`` is asked for.
 Without Spark, ``log_tables.file_rows`` reads a file. Dates are proleptic Gregorian in all files, also in those that
 `optimize` wrote anew without Spark's mark.
 
@@ -15,7 +16,7 @@ Called by ``log_root``, and by ``table_at``, which reads base tables with it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -146,9 +147,30 @@ class LogTable(ABC):
         files = self._files
         return files[name].to_pylist() if name in files.column_names else [None] * files.num_rows
 
-    def rows(self, spark: SparkSession, files: Sequence[LogFile]) -> DataFrame:
-        """The rows of ``files``, in the table's columns."""
-        return rows_of_files(spark, self.location, [file.path for file in files], self.schema)
+    @property
+    def is_opaque(self) -> bool:
+        """Whether Spark's planner cannot leave out columns of ``rows`` by itself."""
+        return not self.location.is_local
+
+    def rows(
+        self,
+        spark: SparkSession,
+        files: Sequence[LogFile],
+        names: Iterable[str] | None = None,
+        wanted: pc.Expression | None = None,
+    ) -> DataFrame:
+        """The rows of ``files``, in the table's columns, or in those of ``names`` that it has; in one of its columns
+        where it has none of them, so that rows are rows. ``wanted``: which rows are asked for. Others may come as
+        well."""
+        paths = [file.path for file in files]
+        return rows_of_files(spark, self.location, paths, self._chosen(names), wanted=wanted)
+
+    def _chosen(self, names: Iterable[str] | None) -> pa.Schema:
+        if names is None:
+            return self.schema
+        wanted = frozenset(names)
+        fields = [field for field in self.schema if field.name in wanted]
+        return pa.schema(fields or [self.schema.field(0)])
 
     def count(self, lsn: int) -> int:
         """How many rows have this commit LSN. Reads that column, of the files that may have it."""
@@ -205,10 +227,11 @@ def rows_of_files(
     paths: Sequence[str],
     schema: pa.Schema,
     held: Sequence[HeldColumn] | None = None,
+    wanted: pc.Expression | None = None,
 ) -> DataFrame:
-    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not. ``held``: as
-    ``parquet_frame`` takes it."""
+    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not. ``held`` and
+    ``wanted``: as ``parquet_frame`` takes them."""
     if location.is_local:
         local = [f"{location.uri}/{path}" for path in paths]
-        return parquet_frame(spark, local, schema, _OPTIONS, held=held)
-    return parquet_frame(spark, paths, schema, _OPTIONS, location, held)
+        return parquet_frame(spark, local, schema, _OPTIONS, held=held, wanted=wanted)
+    return parquet_frame(spark, paths, schema, _OPTIONS, location, held, wanted)
