@@ -94,6 +94,8 @@ def main() -> None:
         "--without-columns", action="store_true", help="of a version that has no such argument"
     )
     asked = parser.parse_args()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        os.environ[name] = "testing"
     with counted_s3() as s3, tempfile.TemporaryDirectory(prefix="xs-store-") as folder:
         root = _write_log(s3, folder, asked.rows)
         spark = _session()

@@ -32,7 +32,7 @@ from xidstream.pipeline.changelog.generations import (
     generation_at,
 )
 from xidstream.pipeline.changelog.log_fold import fold_of
-from xidstream.pipeline.changelog.log_root import root_of
+from xidstream.pipeline.changelog.log_root import LogRoot, root_of
 from xidstream.pipeline.changelog.log_table import MAX_LSN, LogTable, reading
 from xidstream.pipeline.changelog.manifest import Base, base_at, base_of, read_lines
 from xidstream.pipeline.changelog.net import log_rows, net_rows
@@ -68,7 +68,17 @@ class ChangeLog:
     def __init__(
         self, uri: str, slot: str | None = None, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        self._stored = root_of(uri, storage_options)
+        self._begin(root_of(uri, storage_options), slot)
+
+    @classmethod
+    def of(cls, root: LogRoot, slot: str | None) -> ChangeLog:
+        """The log below a root that is there already."""
+        log = cls.__new__(cls)
+        log._begin(root, slot)
+        return log
+
+    def _begin(self, root: LogRoot, slot: str | None) -> None:
+        self._stored = root
         transactions = self._open(locations.TRANSACTIONS)
         with reading(f"the log of {locations.TRANSACTIONS}"):
             self._slots = transactions.slots()

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xidstream.pipeline.changelog.slots import application_ids
+from xidstream.pipeline.delta.kept_tables import KeptTables, opened
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import StorageFault
@@ -193,26 +194,34 @@ class LogTable(ABC):
 
 
 class DeltaLogTable(LogTable):
-    """One version of a Delta table: ``version``, or the newest. Raises ``TableNotFoundError`` where there is none."""
+    """One version of a Delta table: ``version``, or the newest. Raises ``TableNotFoundError`` where there is none.
+
+    ``kept``: the newest version by a handle of these. It may go on to a later one, and then the version is opened."""
 
     format = "Delta"
 
-    def __init__(self, location: Location, version: int | None = None) -> None:
-        from deltalake import DeltaTable
-
+    def __init__(
+        self, location: Location, version: int | None = None, kept: KeptTables | None = None
+    ) -> None:
         self.location = location
-        self._table: DeltaTable = DeltaTable(
-            location.uri, version=version, storage_options=location.storage_options
-        )
-        self.schema = pa.schema(self._table.schema().to_arrow())
-        self.columns = columns_of(self._table)
-        self.properties: dict[str, str] = dict(self._table.metadata().configuration)
+        self._kept = kept
+        self._handle: DeltaTable = opened(location, version) if kept is None else kept.newest(location)
+        self._version = self._handle.version()
+        self.schema = pa.schema(self._handle.schema().to_arrow())
+        self.columns = columns_of(self._handle)
+        self.properties: dict[str, str] = dict(self._handle.metadata().configuration)
+
+    @property
+    def _table(self) -> DeltaTable:
+        if self._handle.version() != self._version:
+            self._handle = opened(self.location, self._version)
+        return self._handle
 
     def watermark(self, application_id: str) -> int | None:
         return self._table.transaction_version(application_id)
 
     def slots(self) -> list[str]:
-        return application_ids(self.location)
+        return application_ids(self.location, None if self._kept is None else self._kept.notes(self.location))
 
     def check_plain(self) -> None:
         check_plain_files(self._table, self.location.uri.rpartition("/")[2])
