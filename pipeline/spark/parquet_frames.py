@@ -46,7 +46,7 @@ _AS_THEY_ARE: Final = {"__globPaths__": "false", "recursiveFileLookup": "true"}
 """A path is a path, whatever characters it has, and its folders are no partitions."""
 _BATCH_ROWS: Final = 16 << 10
 _AHEAD_BYTES: Final = 32 << 20
-"""Of a store's file, compressed, that are asked for at a time, and held: the next row groups that fit, or one."""
+"""How much of a store's file, compressed, is asked for at a time, and held: the next row groups that fit, or one."""
 _FIELD_ID: Final = b"PARQUET:field_id"
 
 
