@@ -1,16 +1,22 @@
 """An S3 server of moto's, over HTTP, that can be stopped, or made to fail or to be slow.
 
 Everything on our side is real: pyarrow's S3 client, deltalake's, and their retries.
+
+``counted_s3`` has it in a process of its own, which it must be where deltalake writes: that holds the interpreter's
+lock while it waits for an answer. It says what was asked, and the bytes of each answer.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -19,6 +25,19 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 _DENIED = b'<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>You may not.</Message></Error>'
 _ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>We failed.</Message></Error>'
+
+
+@dataclass
+class Request:
+    """``what``: method and path. ``n_bytes``: of the answer, as far as it was sent."""
+
+    what: str
+    n_bytes: int = 0
+
+    def counted(self, answer: Iterable[bytes]) -> Iterator[bytes]:
+        for part in answer:
+            self.n_bytes += len(part)
+            yield part
 
 
 class S3Server:
@@ -33,6 +52,7 @@ class S3Server:
         self.delay_s = 0.0
         self.n_requests = 0
         self.n_received_bytes = 0
+        self.asked: list[Request] = []
         self._refused: str | None = None
         self.bucket = f"test-{uuid.uuid4().hex[:12]}"
         self.start()
@@ -84,6 +104,8 @@ class S3Server:
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         self.n_requests += 1
+        request = Request(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+        self.asked.append(request)
         self.n_received_bytes += int(environ.get("CONTENT_LENGTH") or 0)
         if self._refused is not None and self._refused in environ.get("QUERY_STRING", ""):
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
@@ -95,7 +117,7 @@ class S3Server:
             start_response("500 Internal Server Error", [("Content-Type", "application/xml")])
             return [_ERROR]
         answer: Iterable[bytes] = self._application(environ, start_response)
-        return answer
+        return request.counted(answer)
 
 
 class LosesAnswers(S3Server):
@@ -124,3 +146,52 @@ class ReplacesBehindLook(S3Server):
             then, self.then = self.then, None
             then()
         return answer
+
+
+class CountedS3:
+    """``uri``: of the bucket. ``options``: deltalake's."""
+
+    def __init__(self, connection: Connection) -> None:
+        port, bucket = connection.recv()
+        self._connection = connection
+        self.uri = f"s3://{bucket}"
+        self.options = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+        }
+
+    def asked(self, part: str = "") -> list[Request]:
+        """Since the last call, in order; those whose path has ``part``."""
+        self._connection.send(None)
+        requests: list[Request] = self._connection.recv()
+        return [request for request in requests if part in request.what]
+
+
+@contextmanager
+def counted_s3() -> Iterator[CountedS3]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve_and_count, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield CountedS3(ours)
+    finally:
+        ours.close()
+        process.terminate()
+        process.join()
+
+
+def _serve_and_count(connection: Connection) -> None:
+    server = S3Server()
+    connection.send((server.port, server.bucket))
+    with suppress(EOFError):
+        while True:
+            connection.recv()
+            asked, server.asked = server.asked, []
+            connection.send(asked)
+
+
+def n_bytes_of(requests: Iterable[Request]) -> int:
+    return sum(request.n_bytes for request in requests)

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+import pyarrow.compute as pc
 
 from xidstream.pipeline.changelog.consumers import Consumer, ConsumerPosition, read_positions
 from xidstream.pipeline.changelog.generations import (
@@ -30,11 +32,11 @@ from xidstream.pipeline.changelog.generations import (
     generation_at,
 )
 from xidstream.pipeline.changelog.log_fold import fold_of
-from xidstream.pipeline.changelog.log_root import root_of
+from xidstream.pipeline.changelog.log_root import LogRoot, root_of
 from xidstream.pipeline.changelog.log_table import MAX_LSN, LogTable, reading
 from xidstream.pipeline.changelog.manifest import Base, base_at, base_of, read_lines
 from xidstream.pipeline.changelog.net import log_rows, net_rows
-from xidstream.pipeline.changelog.shape import TableShape
+from xidstream.pipeline.changelog.shape import TableShape, chosen_columns, narrowed
 from xidstream.pipeline.changelog.shapes import shape_at
 from xidstream.pipeline.changelog.shortening import oldest_state, stretches_of
 from xidstream.pipeline.changelog.slots import chosen_slot
@@ -66,7 +68,17 @@ class ChangeLog:
     def __init__(
         self, uri: str, slot: str | None = None, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        self._stored = root_of(uri, storage_options)
+        self._begin(root_of(uri, storage_options), slot)
+
+    @classmethod
+    def of(cls, root: LogRoot, slot: str | None) -> ChangeLog:
+        """The log below a root that is there already."""
+        log = cls.__new__(cls)
+        log._begin(root, slot)
+        return log
+
+    def _begin(self, root: LogRoot, slot: str | None) -> None:
+        self._stored = root
         transactions = self._open(locations.TRANSACTIONS)
         with reading(f"the log of {locations.TRANSACTIONS}"):
             self._slots = transactions.slots()
@@ -159,8 +171,9 @@ class ChangeLog:
                 remedy=f"ask with since={str(cut)!r} or later",
             )
         upto = last if until is None else self._bounded(until, last)
-        rows = table.rows(spark, table.files(behind + 1, upto, column="commit_lsn"))
-        lsn = f.col("commit_lsn")
+        lsn, its_lsn = f.col("commit_lsn"), pc.field("commit_lsn")
+        wanted = (its_lsn > int(behind)) & (its_lsn <= int(upto))
+        rows = table.rows(spark, table.files(behind + 1, upto, column="commit_lsn"), wanted=wanted)
         return rows.filter((lsn > int(behind)) & (lsn <= int(upto)))
 
     def as_of(
@@ -198,6 +211,7 @@ class ChangeLog:
         since: Lsn | int | str | None = None,
         until: Lsn | int | str | None = None,
         net: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> DataFrame:
         """The changes of a table behind ``since`` and up to ``until``, in the source's columns and the contract's.
 
@@ -208,6 +222,9 @@ class ChangeLog:
         With ``net`` there is one row for each key that is not as it was: ``_change_type`` is ``insert``, ``update`` or
         ``delete``, and the values are the last ones; a deleted row has its key alone. Unchanged values are filled in
         from the state at ``since``. Where that is not known, ``_unchanged`` names what is missing.
+
+        ``columns``: of the source's, in this order, with the contract's behind them; None is all. From an object store
+        no others are read, but the key's with ``net``. Raises UsageError where the table has not each of them.
         """
         last, proven = self._bounds()
         newest = min(last, proven) if net else last
@@ -217,15 +234,22 @@ class ChangeLog:
         behind = Lsn(0) if since is None else self._bounded(since, max(last, proven))
         self._check_since(table, behind)
         if not net:
-            return log_rows(spark, *self._layout_at(table, upto), behind, upto)
+            log_table, shape = self._layout_at(table, upto)
+            names = list(shape.columns) if columns is None else chosen_columns(shape, columns)
+            rows = log_rows(spark, log_table, narrowed(shape, names), behind, upto)
+            return rows if columns is None else _with_contract(rows, names, shape)
         at = self.table_at(table, upto)
         # Changes from before the snapshot may be among them.
         at = replace(at, shape=self._layout_at(table, upto, at.shape.key)[1])
         if at.shape.key is None:
             raise UsageError(f"table {at.shape.table} has no key: its rows have no net changes")
+        whole = at.shape
+        names = list(whole.columns) if columns is None else chosen_columns(whole, columns)
+        at = replace(at, shape=narrowed(whole, names))
         known = behind >= at.generation.bounds.valid_from
         before = replace(self.table_at(table, behind), shape=at.shape).state(spark) if known else None
-        return net_rows(spark, at, behind, before)
+        rows = net_rows(spark, at, behind, before)
+        return rows if columns is None else _with_contract(rows, names, whole)
 
     # -- for this package and the mirror -----------------------------------------------------------------
 
@@ -487,6 +511,12 @@ class ChangeLog:
         return Lsn(lsns[0])
 
 
+def _with_contract(rows: DataFrame, names: Sequence[str], shape: TableShape) -> DataFrame:
+    """``rows`` in these of the source's columns, and the contract's."""
+    contract = [name for name in rows.columns if name not in shape.columns]
+    return rows.select(*map(quoted, [*names, *contract]))
+
+
 _WAIT_S: Final = 0.1
 _OPENED_AT_A_TIME: Final = 16
 _CONSUMERS: Final = "positions of consumers need"
@@ -554,10 +584,20 @@ class LogState:
         A value that the column's type cannot hold (an infinite timestamp) is null: ``with_text`` has its text. Raises
         PreconditionMissing where the table's state at this LSN is not known, and says why.
         """
-        frame = self.with_text(table)
+        return self.table(table)
+
+    def table(self, table: str | TableName, columns: Sequence[str] | None = None) -> DataFrame:
+        """``state[table]``, in these columns, in this order; None is all.
+
+        From an object store no others are read, but the key's: Spark does not say there which columns a query uses.
+        Raises UsageError where the table has not each of them.
+        """
+        frame = self.with_text(table, columns)
         return frame.select(*[quoted(name) for name in frame.columns[:-1]])
 
-    def with_text(self, table: str | TableName) -> DataFrame:
-        """The frame with a column ``_text`` at its end: column → PostgreSQL's text, of values that the type cannot
-        hold."""
-        return self._log.table_at(table, self._lsn, self._generations).state(self._spark)
+    def with_text(self, table: str | TableName, columns: Sequence[str] | None = None) -> DataFrame:
+        """``table(table, columns)`` with a column ``_text`` at its end: column → PostgreSQL's text, of values that the
+        type cannot hold."""
+        at = self._log.table_at(table, self._lsn, self._generations)
+        names = None if columns is None else chosen_columns(at.shape, columns)
+        return at.state(self._spark, names)

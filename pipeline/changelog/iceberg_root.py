@@ -14,7 +14,7 @@ It imports pyiceberg, so ``change_log`` imports this where such a log is asked f
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from xidstream.pipeline.iceberg.log_reading import TableSnapshot, reading
 from xidstream.pipeline.spark.parquet_frames import HeldColumn
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
     from pyspark.sql import DataFrame, SparkSession
 
     from xidstream.pipeline.log_tables.batch_parts import TableName
@@ -99,10 +100,17 @@ class IcebergLogTable(LogTable):
             found[f"max.{name}"] = _values([file.greatest for file in files], name, type_)
         return pa.table(found)
 
-    def rows(self, spark: SparkSession, files: Sequence[LogFile]) -> DataFrame:
-        return rows_of_files(
-            spark, self.location, [file.path for file in files], self.schema, self._held(files)
-        )
+    def rows(
+        self,
+        spark: SparkSession,
+        files: Sequence[LogFile],
+        names: Iterable[str] | None = None,
+        wanted: pc.Expression | None = None,
+    ) -> DataFrame:
+        schema, held = self._chosen(names), self._held(files)
+        if held is not None:
+            held = [held[self.schema.get_field_index(name)] for name in schema.names]
+        return rows_of_files(spark, self.location, [file.path for file in files], schema, held, wanted)
 
     def _held(self, files: Sequence[LogFile]) -> list[HeldColumn] | None:
         """None where each of ``files`` has the columns under their names, in types that Spark takes for theirs."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from xidstream.pipeline.changelog.log_table import DeltaLogTable, LogTable, reading
 from xidstream.pipeline.changelog.slots import table_directories, table_of
+from xidstream.pipeline.delta.kept_tables import KeptTables
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.locations import Location
@@ -75,10 +76,12 @@ def root_of(uri: str, storage_options: Mapping[str, str] | None = None) -> LogRo
 
 
 class DeltaRoot:
-    """The Delta tables below ``location``."""
+    """The Delta tables below ``location``. ``kept``: their handles are of these, for one thread that asks again and
+    again."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, kept: KeptTables | None = None) -> None:
         self._location = location
+        self._kept = kept
 
     @property
     def name(self) -> str:
@@ -99,7 +102,7 @@ class DeltaRoot:
 
         try:
             with reading(self.title(key)):
-                return DeltaLogTable(self._location.child(key))
+                return DeltaLogTable(self._location.child(key), kept=self._kept)
         except TableNotFoundError:
             return None
 

@@ -5,7 +5,8 @@ Spark at all. A file may lack a column that was added later, so the schema is al
 
 ``LogTable`` is what each format has alike, ``DeltaLogTable`` a Delta table; an Iceberg table is in ``iceberg_root``.
 
-Files in a folder are read by Spark's own Parquet reader, those in an object store by pyarrow (``parquet_frames``).
+Files in a folder are read by Spark's own Parquet reader, those in an object store by pyarrow (``parquet_frames``),
+which reads the columns that ``rows`` is asked for.
 Without Spark, ``log_tables.file_rows`` reads a file. Dates are proleptic Gregorian in all files, also in those that
 `optimize` wrote anew without Spark's mark.
 
@@ -15,7 +16,7 @@ Called by ``log_root``, and by ``table_at``, which reads base tables with it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xidstream.pipeline.changelog.slots import application_ids
+from xidstream.pipeline.delta.kept_tables import KeptTables, opened
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import StorageFault
@@ -146,9 +148,30 @@ class LogTable(ABC):
         files = self._files
         return files[name].to_pylist() if name in files.column_names else [None] * files.num_rows
 
-    def rows(self, spark: SparkSession, files: Sequence[LogFile]) -> DataFrame:
-        """The rows of ``files``, in the table's columns."""
-        return rows_of_files(spark, self.location, [file.path for file in files], self.schema)
+    @property
+    def is_opaque(self) -> bool:
+        """Whether Spark's planner cannot leave out columns of ``rows`` by itself."""
+        return not self.location.is_local
+
+    def rows(
+        self,
+        spark: SparkSession,
+        files: Sequence[LogFile],
+        names: Iterable[str] | None = None,
+        wanted: pc.Expression | None = None,
+    ) -> DataFrame:
+        """The rows of ``files``, in the table's columns, or in those of ``names`` that it has; in one of its columns
+        where it has none of them, so that rows are rows. ``wanted``: which rows are asked for. Others may come as
+        well."""
+        paths = [file.path for file in files]
+        return rows_of_files(spark, self.location, paths, self._chosen(names), wanted=wanted)
+
+    def _chosen(self, names: Iterable[str] | None) -> pa.Schema:
+        if names is None:
+            return self.schema
+        wanted = frozenset(names)
+        fields = [field for field in self.schema if field.name in wanted]
+        return pa.schema(fields or [self.schema.field(0)])
 
     def count(self, lsn: int) -> int:
         """How many rows have this commit LSN. Reads that column, of the files that may have it."""
@@ -171,26 +194,34 @@ class LogTable(ABC):
 
 
 class DeltaLogTable(LogTable):
-    """One version of a Delta table: ``version``, or the newest. Raises ``TableNotFoundError`` where there is none."""
+    """One version of a Delta table: ``version``, or the newest. Raises ``TableNotFoundError`` where there is none.
+
+    ``kept``: the newest version by a handle of these. It may go on to a later one, and then the version is opened."""
 
     format = "Delta"
 
-    def __init__(self, location: Location, version: int | None = None) -> None:
-        from deltalake import DeltaTable
-
+    def __init__(
+        self, location: Location, version: int | None = None, kept: KeptTables | None = None
+    ) -> None:
         self.location = location
-        self._table: DeltaTable = DeltaTable(
-            location.uri, version=version, storage_options=location.storage_options
-        )
-        self.schema = pa.schema(self._table.schema().to_arrow())
-        self.columns = columns_of(self._table)
-        self.properties: dict[str, str] = dict(self._table.metadata().configuration)
+        self._kept = kept
+        self._handle: DeltaTable = opened(location, version) if kept is None else kept.newest(location)
+        self._version = self._handle.version()
+        self.schema = pa.schema(self._handle.schema().to_arrow())
+        self.columns = columns_of(self._handle)
+        self.properties: dict[str, str] = dict(self._handle.metadata().configuration)
+
+    @property
+    def _table(self) -> DeltaTable:
+        if self._handle.version() != self._version:
+            self._handle = opened(self.location, self._version)
+        return self._handle
 
     def watermark(self, application_id: str) -> int | None:
         return self._table.transaction_version(application_id)
 
     def slots(self) -> list[str]:
-        return application_ids(self.location)
+        return application_ids(self.location, None if self._kept is None else self._kept.notes(self.location))
 
     def check_plain(self) -> None:
         check_plain_files(self._table, self.location.uri.rpartition("/")[2])
@@ -205,10 +236,11 @@ def rows_of_files(
     paths: Sequence[str],
     schema: pa.Schema,
     held: Sequence[HeldColumn] | None = None,
+    wanted: pc.Expression | None = None,
 ) -> DataFrame:
-    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not. ``held``: as
-    ``parquet_frame`` takes it."""
+    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not. ``held`` and
+    ``wanted``: as ``parquet_frame`` takes them."""
     if location.is_local:
         local = [f"{location.uri}/{path}" for path in paths]
-        return parquet_frame(spark, local, schema, _OPTIONS, held=held)
-    return parquet_frame(spark, paths, schema, _OPTIONS, location, held)
+        return parquet_frame(spark, local, schema, _OPTIONS, held=held, wanted=wanted)
+    return parquet_frame(spark, paths, schema, _OPTIONS, location, held, wanted)

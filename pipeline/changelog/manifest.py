@@ -44,6 +44,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.kept_tables import KeptTables
 from xidstream.pipeline.errors import StorageFault, Superseded
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
@@ -230,8 +231,10 @@ def _superseded(lines: Iterable[ManifestLine], before: datetime.datetime) -> set
 class ManifestWriter:
     """The manifest as one mirror of one slot writes it. Raises StorageFault and Superseded from every method."""
 
-    def __init__(self, root: Location, application_id: str) -> None:
+    def __init__(self, root: Location, application_id: str, kept: KeptTables | None = None) -> None:
+        """``kept``: the manifest's handle is one of these."""
         self._location = current(root).child(MANIFEST)
+        self._kept = kept
         self._slot = application_id
         self._lsn_id = f"mirror/{application_id}"
         self._owner_id = f"{self._lsn_id}/owner"
@@ -253,7 +256,13 @@ class ManifestWriter:
 
     def check(self) -> None:
         """Raise Superseded where a later mirror has claimed the manifest."""
-        self._check(self._open())
+        self.look()
+
+    def look(self) -> tuple[int, int]:
+        """The LSN of the last refresh, and how often ``take_back`` was done. Raises as ``check``."""
+        writer = self._open()
+        self._check(writer)
+        return writer.watermark(self._lsn_id), writer.watermark(self._erased_id)
 
     @property
     def marks(self) -> dict[str, int]:
@@ -267,19 +276,11 @@ class ManifestWriter:
         """The lines that erasures took back."""
         return _lines_of(self._open(), RETIRED + self._slot)
 
-    @property
-    def n_erasures(self) -> int:
-        """How often ``take_back`` was done."""
-        return self._open().watermark(self._erased_id)
-
     def newest(self) -> list[ManifestLine]:
         """The lines of the last refresh; none where there was none."""
         writer = self._open()
         lsn = writer.watermark(self._lsn_id)
         return _lines_of(writer, self._slot, lsn, lsn) if lsn else []
-
-    def last_lsn(self) -> int:
-        return self._open().watermark(self._lsn_id)
 
     def append(self, lines: Sequence[ManifestLine], n_erasures: int | None = None) -> None:
         """Name the versions of one refresh, which all have one LSN, above that of the last one. ``n_erasures``: what
@@ -412,7 +413,7 @@ class ManifestWriter:
 
     def _open(self) -> DeltaTableWriter:
         columns = [TableColumn(f.name, f.type, f.name) for f in MANIFEST_SCHEMA]
-        return DeltaTableWriter.open_or_create(self._location, MANIFEST, columns, _ABOUT)
+        return DeltaTableWriter.open_or_create(self._location, MANIFEST, columns, _ABOUT, kept=self._kept)
 
     def _check(self, writer: DeltaTableWriter) -> None:
         check_owner(writer, self._slot, self.owner)

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import pyarrow.compute as pc
+
 from xidstream.pipeline.changelog.fold import KeyedNet, keyed_net
 from xidstream.pipeline.changelog.internal_columns import key_as, key_parts, restored, same_key
 from xidstream.pipeline.changelog.log_table import LogTable
-from xidstream.pipeline.changelog.shape import TableShape, shaped
+from xidstream.pipeline.changelog.shape import TableShape, narrowed, shaped
 from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.changelog.tail import tail_facts
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.schema.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.schema.rows import SNAPSHOT
 from xidstream.pipeline.spark.spark_schemas import quoted
 
@@ -32,8 +36,10 @@ def log_rows(spark: SparkSession, table: LogTable, shape: TableShape, since: Lsn
     """The log's changes behind ``since`` up to ``until``: the source's columns, then the contract's."""
     from pyspark.sql import functions as f
 
-    lsn = f.col("_commit_lsn")
-    rows = table.rows(spark, table.files(since + 1, until))
+    lsn, its_lsn = f.col("_commit_lsn"), pc.field("_commit_lsn")
+    names = [*CONTRACT_COLUMNS, *shape.held_in]
+    wanted = (its_lsn > int(since)) & (its_lsn <= int(until))
+    rows = table.rows(spark, table.files(since + 1, until), names, wanted)
     rows = rows.filter((lsn > int(since)) & (lsn <= int(until)) & (f.col("_change_type") != SNAPSHOT))
     found = shaped(rows, shape)
     contract = [name for name in found.columns if name not in shape.columns]
@@ -47,7 +53,11 @@ def net_rows(spark: SparkSession, at: TableAt, since: Lsn, before: DataFrame | N
 
     tail = log_rows(spark, at.log_table, at.shape, since, at.lsn)
     base = tail.limit(0) if before is None else before
-    net = keyed_net(base, tail, at.shape, existed=True)
+    facts = None
+    if at.log_table.is_opaque:  # the job reads the key alone
+        by_key = narrowed(at.shape, ())
+        facts = tail_facts(log_rows(spark, at.log_table, by_key, since, at.lsn), by_key)
+    net = keyed_net(base, tail, at.shape, existed=True, facts=facts)
     rows = net.rows
     if net.facts.truncated_at is not None and before is not None:
         rows = _with_truncated(net)

@@ -7,15 +7,19 @@ source's. A column whose type changed without a rewrite of the table has its old
 A name is that of a source's column or of the contract, never both: such a clash stops the run. Names are PostgreSQL's,
 verbatim, so each is quoted for Spark.
 
+A query of a few columns reads a *narrowed* shape: these and the key's. A fold by key looks at no other column, so all
+that it says of a narrowed table is what it says of the whole one.
+
 Called by ``fold``, ``prepared``, ``change_log`` and the mirror.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
 from xidstream.pipeline.spark.spark_schemas import quoted
 
@@ -40,6 +44,35 @@ class TableShape:
     table: str
     columns: Mapping[str, ColumnShape]
     key: tuple[str, ...] | None
+
+    @property
+    def held_in(self) -> list[str]:
+        """All Delta columns that may have values of its own."""
+        return [held for column in self.columns.values() for held in column.held_in]
+
+
+def chosen_columns(shape: TableShape, columns: Sequence[str]) -> list[str]:
+    """``columns``, which somebody asks for. Raises UsageError where the table has not each of them, once."""
+    names = [columns] if isinstance(columns, str) else list(columns)
+    missing = [name for name in names if name not in shape.columns]
+    if missing:
+        raise UsageError(
+            f"table {shape.table} has no column {', '.join(missing)} at this LSN",
+            remedy=f"columns names some of these: {', '.join(shape.columns)}",
+        )
+    if not names or len(set(names)) < len(names):
+        raise UsageError(
+            "columns names no column, or one of them twice", remedy="leave columns out to get all of them"
+        )
+    return names
+
+
+def narrowed(shape: TableShape, names: Iterable[str]) -> TableShape:
+    """The key's columns and ``names``, in the table's order. For tables with a key: others are compared by whole rows
+    where some were taken away."""
+    kept = {*names, *(shape.key or ())}
+    columns = {name: column for name, column in shape.columns.items() if name in kept}
+    return TableShape(shape.table, columns, shape.key)
 
 
 def shaped(frame: DataFrame, shape: TableShape) -> DataFrame:

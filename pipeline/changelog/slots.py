@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,8 +33,13 @@ _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*parquet")
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 
 
-def application_ids(transactions: Location) -> list[str]:
-    """The application ids of the slots that have written to the Delta table ``_transactions`` there."""
+def application_ids(
+    transactions: Location, notes: MutableMapping[str, frozenset[str]] | None = None
+) -> list[str]:
+    """The application ids of the slots that have written to the Delta table ``_transactions`` there.
+
+    ``notes``: what the files of its log said at an earlier call; what they say now is left there."""
+    noted = {} if notes is None else dict(notes)
     store = _store(transactions)
     names = _listing(store, "_delta_log")
     checkpoints: dict[int, list[str]] = {}
@@ -42,11 +47,17 @@ def application_ids(transactions: Location) -> list[str]:
         if match := _CHECKPOINT.fullmatch(name):
             checkpoints.setdefault(int(match[1]), []).append(name)
     last = max(checkpoints, default=-1)
-    found = {id_ for name in checkpoints.get(last, []) for id_ in _of_checkpoint(store, name)}
+    said: dict[str, frozenset[str]] = {}
+    for name in checkpoints.get(last, []):
+        said[name] = noted.get(name) or frozenset(_of_checkpoint(store, name))
     for name in names:
         match = _COMMIT.fullmatch(name)
         if match and int(match[1]) > last:
-            found |= _of_commit(store, name)
+            said[name] = noted[name] if name in noted else frozenset(_of_commit(store, name))
+    if notes is not None:
+        notes.clear()
+        notes.update(said)
+    found = {id_ for each in said.values() for id_ in each}
     owned = {id_.removesuffix(_OWNER) for id_ in found if id_.endswith(_OWNER)}
     return sorted(owned)
 

@@ -20,23 +20,34 @@ Called by ``change_log``, and by the mirror. Frames are lazy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
+import pyarrow.compute as pc
+
+from xidstream.pipeline.changelog.arrow_rows import TEXT
 from xidstream.pipeline.changelog.fold import base_alone, fold
 from xidstream.pipeline.changelog.generations import TableGeneration
+from xidstream.pipeline.changelog.internal_columns import texts_of
 from xidstream.pipeline.changelog.log_fold import LogFold
 from xidstream.pipeline.changelog.log_table import DeltaLogTable, LogFile, LogTable
 from xidstream.pipeline.changelog.manifest import Base
-from xidstream.pipeline.changelog.shape import TableShape, shaped
+from xidstream.pipeline.changelog.shape import TableShape, narrowed, shaped
+from xidstream.pipeline.changelog.tail import TailFacts, tail_facts
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.log_tables.erased_marks import erased_id
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.schema.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.schema.rows import SNAPSHOT
 from xidstream.pipeline.spark.snapshot_visibility import without_contained
+from xidstream.pipeline.spark.spark_schemas import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_OF_SNAPSHOT: Final = ("_change_type", "_commit_lsn", TEXT)
+"""The contract's columns that its rows are known by, and what they say."""
 
 
 def _no_base() -> None:
@@ -85,7 +96,8 @@ class TableAt:
 
         place = self.place
         files = self.snapshot_files()
-        rows = self.log_table.rows(spark, files)
+        names = [*_OF_SNAPSHOT, *self.shape.held_in]
+        rows = self.log_table.rows(spark, files, names, pc.field("_commit_lsn") == place)
         rows = rows.filter((f.col("_commit_lsn") == place) & (f.col("_change_type") == SNAPSHOT))
         return self._log_rows(rows, files)
 
@@ -148,8 +160,9 @@ class TableAt:
         files = self.tail_files(since)
         if not files:
             return None
-        lsn = f.col("_commit_lsn")
-        rows = self.log_table.rows(spark, files)
+        lsn, its_lsn = f.col("_commit_lsn"), pc.field("_commit_lsn")
+        names = [*CONTRACT_COLUMNS, *self.shape.held_in]
+        rows = self.log_table.rows(spark, files, names, (its_lsn > since) & (its_lsn <= int(self.lsn)))
         rows = rows.filter((lsn > since) & (lsn <= int(self.lsn)) & (f.col("_change_type") != SNAPSHOT))
         if since < self.generation.bounds.valid_from:
             rows = without_contained(rows, self.generation.bounds)
@@ -161,15 +174,43 @@ class TableAt:
         n_bytes, n_rows = sum(file.n_bytes for file in files), sum(file.n_rows for file in files)
         return LogRows(shaped(rows, self.shape), n_bytes, n_rows)
 
-    def state(self, spark: SparkSession) -> DataFrame:
-        """The table's rows: the source's columns, ``_text``."""
+    def state(self, spark: SparkSession, names: Sequence[str] | None = None) -> DataFrame:
+        """The table's rows: the source's columns, or of these ``names``, in their order; and ``_text``."""
+        from pyspark.sql import functions as f
+
         found = self.find_base()
-        if found is None:
-            base, since = self.snapshot(spark).frame, 0
-        else:
-            table = DeltaLogTable(found.location, found.version)
-            base, since = table.rows(spark, table.files()), found.lsn
+        since = 0 if found is None else found.lsn
+        if names is None:
+            return self._folded(spark, found, since)
+        narrow = replace(self, shape=narrowed(self.shape, names))
+        rows = narrow._folded(spark, found, since, self)
+        texts = texts_of(f.col("_text"), names).alias("_text")
+        return rows.select(*map(quoted, names), texts)
+
+    def _folded(
+        self, spark: SparkSession, found: Base | None, since: int, whole: TableAt | None = None
+    ) -> DataFrame:
+        """The rows in the shape's columns, or in those of ``whole`` where rows have to be compared as a whole."""
         tail = self.tail(spark, since)
-        if tail is not None:
-            return fold(base, tail.frame, self.shape)
-        return base_alone(base, self.shape)
+        if tail is None:
+            return base_alone(self._base(spark, found), self.shape)
+        facts = None
+        if self.shape.key is None:
+            facts = tail_facts(tail.frame, self.shape)
+            if facts.n_removals and whole is not None:
+                return whole._folded(spark, found, since)
+        elif self.log_table.is_opaque:
+            facts = self._facts_by_key(spark, since)
+        return fold(self._base(spark, found), tail.frame, self.shape, facts)
+
+    def _base(self, spark: SparkSession, found: Base | None) -> DataFrame:
+        if found is None:
+            return self.snapshot(spark).frame
+        table = DeltaLogTable(found.location, found.version)
+        return table.rows(spark, table.files(), [TEXT, *self.shape.columns])
+
+    def _facts_by_key(self, spark: SparkSession, since: int) -> TailFacts | None:
+        """The tail's facts as a fold needs them, of a frame that has the key alone: the job reads no more."""
+        by_key = replace(self, shape=narrowed(self.shape, ()))
+        tail = by_key.tail(spark, since)
+        return None if tail is None else tail_facts(tail.frame, by_key.shape)

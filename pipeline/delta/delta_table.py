@@ -53,6 +53,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from xidstream.pipeline import events
+from xidstream.pipeline.delta.kept_tables import KeptTables, opened
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.small_files import OWN, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
@@ -106,10 +107,11 @@ class DeltaTableWriter:
         self._cleaned_version = self.version
 
     @classmethod
-    def open(cls, location: Location, label: str) -> DeltaTableWriter | None:
-        """The table as it is now, or None where there is none."""
+    def open(cls, location: Location, label: str, kept: KeptTables | None = None) -> DeltaTableWriter | None:
+        """The table as it is now, or None where there is none. With a handle of ``kept``, which the next writer of this
+        table takes over: there is one at a time."""
         try:
-            table = DeltaTable(location.uri, storage_options=location.storage_options)
+            table = opened(location) if kept is None else kept.newest(location)
         except TableNotFoundError:
             return None
         return cls(table, location, label)
@@ -122,9 +124,11 @@ class DeltaTableWriter:
         columns: Sequence[TableColumn],
         about: TableMetadata = NOTHING_KNOWN,
         brought: Sequence[VersionSince] = (),
+        kept: KeptTables | None = None,
     ) -> DeltaTableWriter:
-        """The table, made with ``columns`` where there is none; safe against a crash and against a race."""
-        found = cls.open(location, label)
+        """The table, made with ``columns`` where there is none; safe against a crash and against a race. ``kept``: as
+        ``open``."""
+        found = cls.open(location, label, kept)
         if found is not None:
             return found
         schema = DeltaSchema([delta_field(column, about.comments.get(column.name)) for column in columns])
@@ -141,7 +145,7 @@ class DeltaTableWriter:
             )
         except CommitFailedError:
             pass  # Another process made it first: what it made is what counts.
-        found = cls.open(location, label)
+        found = cls.open(location, label, kept)
         if found is None:
             raise SinkFailed(f"Delta table {label} was created but is not there")
         location.sync_parents()

@@ -6,7 +6,7 @@ may hold the last reference to the file, and asks for the GIL to let go of it. W
 process aborts (``terminate called without an active exception``): one in four that read a small table and ended.
 
 Called by ``pipeline.delta`` and ``pipeline.changelog``. ``in_schema`` also by whoever else brings rows into a table's
-columns. Plain pyarrow.
+columns, ``groups_with`` by ``spark.parquet_frames``. Plain pyarrow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def rows_of_file(
         parquet = pq.ParquetFile(source, pre_buffer=not location.is_local, page_checksum_verification=True)
         groups = list(range(parquet.num_row_groups))
         if wanted is not None:
-            groups = _groups_with(wanted, parquet.metadata, schema)
+            groups = groups_with(wanted, parquet.metadata, schema)
         there = [name for name in schema.names if name in parquet.schema_arrow.names]
         rows = in_schema(parquet.read_row_groups(groups, there), schema)
     return rows if wanted is None else rows.filter(wanted)
@@ -53,7 +53,7 @@ def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _groups_with(wanted: pc.Expression, footer: pq.FileMetaData, schema: pa.Schema) -> list[int]:
+def groups_with(wanted: pc.Expression, footer: pq.FileMetaData, schema: pa.Schema) -> list[int]:
     """The row groups that may have such rows. Arrow asks the statistics of a file, so it is given the footer as one."""
     file = pa.BufferOutputStream()
     footer.write_metadata_file(file)

@@ -26,6 +26,7 @@ from deltalake.transaction import AddAction
 
 from xidstream.pipeline.changelog.manifest import KEEPS_ITS_LOG, check_owner
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.kept_tables import KeptTables
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -107,9 +108,10 @@ class BaseTable:
         fields: Sequence[pa.Field],
         about: TableMetadata,
         marks: MirrorMarks,
+        kept: KeptTables | None = None,
     ) -> BaseTable:
         columns = [_target(field) for field in fields]
-        writer = DeltaTableWriter.open_or_create(location, label, columns, about)
+        writer = DeltaTableWriter.open_or_create(location, label, columns, about, kept=kept)
         return cls(writer, location, marks)
 
     @classmethod

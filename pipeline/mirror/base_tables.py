@@ -14,6 +14,10 @@ vacuum removes it.
 A refresh and a vacuum have the same number, so the number does not keep them apart: a vacuum would take files that a
 refresh has written and not committed. So there is a lock, and one waits for the other.
 
+In an object store the handles of the log's tables, of the manifest and of the base tables are kept from one refresh to
+the next (``delta.kept_tables``), and so is the log that was looked at. A look at it that finds nothing new is eight
+requests. Whatever goes wrong lets them go.
+
 Called by ``actors.mirror``, from any thread.
 """
 
@@ -31,9 +35,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import TableGeneration, generation_at
-from xidstream.pipeline.changelog.log_root import root_of
+from xidstream.pipeline.changelog.log_root import DeltaRoot, root_of
 from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current, has_commit
 from xidstream.pipeline.changelog.table_at import TableAt
+from xidstream.pipeline.delta.kept_tables import KeptTables
 from xidstream.pipeline.errors import (
     ComponentLost,
     PreconditionMissing,
@@ -101,6 +106,8 @@ class BaseTables:
                 remedy="read states of this log with ChangeLog.as_of, or give the sink delta:URI",
             )
         self._root = root.delta_location
+        self._kept = KeptTables()
+        self._seen: ChangeLog | None = None
         self._slot = slot
         self._file_bytes = file_bytes
         self._manifest: ManifestWriter | None = None
@@ -125,8 +132,9 @@ class BaseTables:
                     try:
                         return self._refresh(session, check)
                     except SnapshotOutdated:
-                        continue
+                        self._forget()
         except Exception as error:
+            self._forget()
             raise fault_of(error, "refreshing the base tables") from error
         raise StorageFault(f"base tables were changed by others during {ATTEMPTS} attempts to refresh them")
 
@@ -142,8 +150,9 @@ class BaseTables:
                     try:
                         return vacuum(self._root, log.application_id, manifest, retention, check, self._ages)
                     except SnapshotOutdated:
-                        continue
+                        self._forget()
         except Exception as error:
+            self._forget()
             raise fault_of(error, "removing what base tables no longer need") from error
         raise StorageFault(
             f"base tables were changed by others during {ATTEMPTS} attempts to remove old files"
@@ -159,11 +168,15 @@ class BaseTables:
             self._busy.release()
 
     def _log(self) -> ChangeLog:
-        return ChangeLog(self._root.uri, self._slot, self._root.storage_options)
+        return ChangeLog.of(DeltaRoot(self._root, self._kept), self._slot)
+
+    def _forget(self) -> None:
+        self._kept.forget()
+        self._seen = None
 
     def _claimed(self, log: ChangeLog) -> ManifestWriter:
         if self._manifest is None:
-            manifest = ManifestWriter(self._root, log.application_id)
+            manifest = ManifestWriter(self._root, log.application_id, self._kept)
             manifest.claim()
             self._manifest = manifest
         return self._manifest
@@ -171,12 +184,14 @@ class BaseTables:
     def _refresh(self, session: GetSession, check: Callable[[], None]) -> Refreshed | None:
         began_s = time.monotonic()
         self._ages.look()
-        log = self._log()
+        if self._seen is not None and self._is_named(self._seen):
+            return None
+        # Opened anew: another slot may have come.
+        self._seen = log = self._log()
         manifest = self._claimed(log)
-        manifest.check()
-        n_erasures = manifest.n_erasures
+        last_lsn, n_erasures = manifest.look()
         lsn = log.readable_lsn
-        if lsn <= manifest.last_lsn():
+        if lsn <= last_lsn:
             return None
         lines = {line.table: line for line in manifest.newest()}
         marks = MirrorMarks(log.application_id, manifest.owner)
@@ -187,7 +202,7 @@ class BaseTables:
 
         def refresher(table: TableAt) -> TableRefresher:
             line = lines.get(table.shape.table)
-            return TableRefresher(self._root, marks, table, line, self._file_bytes, check)
+            return TableRefresher(self._root, marks, table, line, self._file_bytes, check, self._kept)
 
         for_spark = []
         with ThreadPoolExecutor(THREADS, thread_name_prefix="xidstream-mirror-table") as threads:
@@ -223,6 +238,11 @@ class BaseTables:
         refreshed += [TableRefresh(line.table, Answer.KEEP, line.version) for line in kept.values()]
         refreshed.sort(key=lambda each: each.table)
         return Refreshed(lsn, tuple(refreshed), left_out, time.monotonic() - began_s)
+
+    def _is_named(self, log: ChangeLog) -> bool:
+        """Whether the manifest has all that can be read now. Raises Superseded."""
+        last_lsn, _ = self._claimed(log).look()
+        return log.readable_lsn <= last_lsn
 
     def _mark(self, left_out: Mapping[str, str], marks: MirrorMarks) -> None:
         """Mark the base of a table that is left out. It keeps its last rows, and a reader of one table looks

@@ -44,6 +44,7 @@ from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.small_fold import SmallTable, small_table
 from xidstream.pipeline.changelog.table_at import LogRows, TableAt
 from xidstream.pipeline.changelog.tail import TailFacts, tail_facts
+from xidstream.pipeline.delta.kept_tables import KeptTables
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.erased_marks import ERASURES
@@ -138,7 +139,7 @@ class _SparkIsNeeded(Exception):
 
 class TableRefresher:
     """Refreshes one table to the LSN of ``log``, once. ``line``: the table's in the manifest, or None. ``check`` raises
-    where the refresh is to be given up."""
+    where the refresh is to be given up. ``kept``: the handles of the log's table and of the base are of these."""
 
     def __init__(
         self,
@@ -148,8 +149,10 @@ class TableRefresher:
         line: ManifestLine | None,
         file_bytes: int,
         check: Callable[[], None],
+        kept: KeptTables | None = None,
     ) -> None:
         self._check = check
+        self._kept = kept
         self._spark: SparkSession | None = None
         self._log = log
         self._lsn = lsn = int(log.lsn)
@@ -168,7 +171,7 @@ class TableRefresher:
             )
         location = current(root).child(directory_of(log))
         about = about_base(self._label, log.shape.key, self._key)
-        self._base = BaseTable.open_or_create(location, self._label, self._fields, about, marks)
+        self._base = BaseTable.open_or_create(location, self._label, self._fields, about, marks, kept)
         if self._base.lsn > lsn:
             raise SnapshotOutdated(self._label)  # A refresh that went further: look at the log again.
         self._about = about
@@ -349,7 +352,8 @@ class TableRefresher:
         """Raise SnapshotOutdated where keys were erased from the log since it was opened. What comes behind this look,
         the base table's own commit tells (``erased_base``)."""
         opened = self._log.log_table
-        if DeltaLogTable(opened.location).watermark(ERASURES) != opened.watermark(ERASURES):
+        before = opened.watermark(ERASURES)  # asked first: the look moves the handle on
+        if DeltaLogTable(opened.location, kept=self._kept).watermark(ERASURES) != before:
             raise SnapshotOutdated(self._label)
 
     # -- both ------------------------------------------------------------------------------------------

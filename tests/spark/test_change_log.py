@@ -268,6 +268,14 @@ def test_a_column_that_was_added_and_one_whose_type_grew_are_read_as_they_were_a
         (3, Decimal("3.5000"), None),
         (4, None, "four"),
     }
+    names = ["Näme.`x`", "price"]
+    few = log.as_of(spark).table("public.t", names)
+    assert few.columns == names
+    assert {tuple(row.values()) for row in found(few)} == {(word, price) for _, price, word in values}
+    assert (
+        found(log.changes(spark, "public.t", since=100, columns=names[:1]).select("_commit_lsn"))
+        == [{"_commit_lsn": 110}] * 2
+    )
 
 
 def test_a_delete_that_does_not_name_its_row_is_told_and_not_left_out(root: Root, spark: Any) -> None:

@@ -55,7 +55,7 @@ def test_the_lines_of_a_refresh_come_together_and_the_newest_count(root: Locatio
     writer.append([line(10), line(10, "public.b")])
     writer.append([line(20, "public.b"), line(20)])
     assert newest(read_lines(root, SLOT)) == [line(20), line(20, "public.b")]
-    assert writer.last_lsn() == 20 and writer.newest() == newest(read_lines(root, SLOT))
+    assert writer.look() == (20, 0) and writer.newest() == newest(read_lines(root, SLOT))
     assert [each.lsn for each in read_lines(root, SLOT)] == [10, 10, 20, 20]
 
 
@@ -126,7 +126,7 @@ def test_a_refresh_is_forgotten_though_its_lines_are_in_a_file_with_others(root:
     assert n_files(root) == 2
     writer.forget(NOON + 9.5 * HOUR)
     assert [each.lsn for each in read_lines(root)] == list(range(10, MANY + 2))
-    assert writer.last_lsn() == MANY + 1
+    assert writer.look() == (MANY + 1, 0)
 
 
 def test_two_mirrors_that_merge_the_same_files_name_each_line_once(

@@ -96,7 +96,7 @@ def test_who_opened_an_older_version_can_finish_and_after_the_retention_no_copy_
 def test_a_refresh_that_has_read_the_log_of_before_commits_nothing(root: Location, key: str) -> None:
     mirror = PlainMirror(root)
     mirror.refresh(10)
-    n_erasures = mirror.manifest.n_erasures
+    _, n_erasures = mirror.manifest.look()
     lines = mirror.manifest.newest()
     attempt = mirror.begin(20)
     erase(root, key)

@@ -295,9 +295,9 @@ def test_a_file_of_a_mirror_whose_commits_are_not_seen_yet_stays(
     # What a machine sees whose file system shows it an older listing of the logs.
     real = DeltaTableWriter.open
 
-    def opened(location: Location, label: str) -> DeltaTableWriter | None:
+    def opened(location: Location, label: str, *kept: Any) -> DeltaTableWriter | None:
         if label != TABLE:
-            return real(location, label)
+            return real(location, label, *kept)
         return DeltaTableWriter(DeltaTable(location.uri, version=seen), location, label)
 
     with monkeypatch.context() as patch:
