@@ -45,15 +45,19 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DURABLE_IO: Final = "xidstream.pipeline.iceberg.durable_io.DurableFileIO"
 _DOWN: Final = frozenset(
     {
+        "ChunkedEncodingError",
         "CommitStateUnknownException",
+        "ConnectTimeout",
+        "ConnectionError",
         "InterfaceError",
         "OperationalError",
+        "ReadTimeout",
         "ServerError",
         "ServiceUnavailableError",
         "TooManyRequestsError",
     }
 )
-"""Errors of SQLAlchemy, and of pyiceberg's REST client."""
+"""Errors of SQLAlchemy, of pyiceberg's REST client, and of requests below it, whose ConnectionError is not Python's."""
 INSTALL: Final = "pip install 'xidstream[iceberg]'"
 
 
