@@ -249,6 +249,7 @@ class ManifestWriter:
             try:
                 writer.commit([], {self._owner_id: number})
             except SnapshotOutdated:
+                self._forget()
                 continue
             self.owner = number
             return number
@@ -408,12 +409,17 @@ class ManifestWriter:
         try:
             writer.commit(files.close(), moved, "lsn", marks=self.marks, removed=sorted(removed))
         except SnapshotOutdated:
+            self._forget()
             return False
         return True
 
     def _open(self) -> DeltaTableWriter:
         columns = [TableColumn(f.name, f.type, f.name) for f in MANIFEST_SCHEMA]
         return DeltaTableWriter.open_or_create(self._location, MANIFEST, columns, _ABOUT, kept=self._kept)
+
+    def _forget(self) -> None:
+        if self._kept is not None:
+            self._kept.forget()
 
     def _check(self, writer: DeltaTableWriter) -> None:
         check_owner(writer, self._slot, self.owner)
