@@ -38,7 +38,10 @@ class Unrecorded:
 
 
 def identity_of(config: Config, system: SystemIdentity) -> SlotIdentity:
-    """Whose slot it is, by what the storage knows of the database. Raises StorageFault, SegmentCorrupt."""
+    """Whose slot it is, by what the storage, if one is given, knows of the database. Raises StorageFault,
+    SegmentCorrupt."""
+    if not config.storage:
+        return _identity(config, system, None)
     layout = Layout(int(system.system_identifier), config.slot, "check")
     return _identity(config, system, read_server(Storage(config.storage), layout))
 

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from xidstream.pipeline.log_tables.file_rows import groups_with
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 
@@ -114,6 +113,8 @@ class StoredFiles:
 
     def _portions(self, reader: pq.ParquetFile, names: Sequence[str]) -> Iterator[list[int]]:
         """The row groups with wanted rows, as many at a time as are read ahead."""
+        from xidstream.pipeline.log_tables.file_rows import groups_with  # it loads pandas
+
         footer = reader.metadata
         groups: Sequence[int] = range(footer.num_row_groups)
         # Files that call columns otherwise, or hold them in another type, have other statistics, too.
