@@ -28,6 +28,7 @@ from tests.chaos.report import Report
 from tests.differential.local_pipeline import Released, Sink
 from tests.feedback_spy import FeedbackSpy, Held, _Link
 from tests.journal_contents import Journaled
+from tests.lakes import DeltaLake
 from xidstream.pipeline.faultpoints import parse
 from xidstream.pipeline.schema import rows
 from xidstream.pipeline.schema.relation import Column, RelationVersion, ReplicaIdentity
@@ -98,7 +99,7 @@ def write_delta(folder: Path, *commits: pa.Table) -> Path:
 def test_the_judge_counts_what_is_lost_twice_alien_and_out_of_order(
     tmp_path: Path, commits: list[pa.Table], wrong: dict[str, int]
 ) -> None:
-    verdict = judge(write_delta(tmp_path, *commits), twin(), set())
+    verdict = judge(DeltaLake(write_delta(tmp_path, *commits)), twin(), set())
     assert verdict.ok == (not wrong)
     for name in ("lost", "twice", "alien", "disordered"):
         assert getattr(verdict, name) == wrong.get(name, 0), verdict
@@ -108,7 +109,7 @@ def test_the_judge_counts_what_is_lost_twice_alien_and_out_of_order(
 def test_files_that_were_merged_bring_no_new_rows(tmp_path: Path) -> None:
     folder = write_delta(tmp_path, contract(100, 1, 2), contract(200, 3))
     assert DeltaTable(str(folder / "s.t")).optimize.compact()["numFilesRemoved"] == 2
-    assert judge(folder, twin(), set()).ok
+    assert judge(DeltaLake(folder), twin(), set()).ok
 
 
 def copy_data(payload: bytes) -> bytes:
@@ -140,7 +141,7 @@ class Wire:
         self.link.client(STARTUP)
 
     def problems(self) -> list[str]:
-        return self.spy.problems(self._delta, confirmed_before=50)
+        return self.spy.problems(DeltaLake(self._delta), confirmed_before=50)
 
 
 def goes_back(w: Wire) -> None:
@@ -303,7 +304,5 @@ def test_the_log_of_a_table_is_read_version_by_version(tmp_path: Path) -> None:
         (tmp_path / "_transactions/_delta_log" / f"{1:020}.json").read_text().splitlines()[0]
     )
     assert entry
-    from tests.feedback_spy import _Versions
-
-    versions = _Versions(tmp_path / "_transactions")
-    assert [versions.watermark(v, last=False) for v in (-1, 0, 1)] == [0, 100, 200]
+    held_at = DeltaLake(tmp_path).watermarks("_transactions")
+    assert [held_at(version, last=False) for version in (-1, 0, 1)] == [0, 100, 200]
