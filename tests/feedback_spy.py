@@ -20,8 +20,6 @@ The sink's final content stands for what should be there: whether that is comple
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import struct
 import threading
@@ -32,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.journal_contents import JournalContents, Journaled
+from tests.lakes import Lake
+from xidstream.pipeline.log_tables.locations import MESSAGES, TRANSACTIONS
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.storage import Storage
 
@@ -42,8 +42,8 @@ _END = struct.Struct("!qqq")
 
 @dataclass(frozen=True)
 class Held:
-    """What was durable at one moment: Delta versions (-1: no table), names of prepared manifests, and what the recorded
-    journal had."""
+    """What was durable at one moment: the lake's numbers for its tables (-1: no table), names of prepared manifests,
+    and what the recorded journal had."""
 
     transactions_version: int = -1
     messages_version: int = -1
@@ -143,13 +143,13 @@ class FeedbackSpy:
 
     # -- judging ---------------------------------------------------------------------------------------
 
-    def problems(self, delta: Path, confirmed_before: int) -> list[str]:
+    def problems(self, lake: Lake, confirmed_before: int) -> list[str]:
         """What was wrong, in words; ``confirmed_before``: the slot's position before the first connection."""
         found = []
-        transactions, messages = _Versions(delta / "_transactions"), _Versions(delta / "_messages")
-        ends = sorted(transactions.rows("commit_lsn", "end_lsn"))
+        transactions, messages = lake.watermarks(TRANSACTIONS), lake.watermarks(MESSAGES)
+        ends = sorted(_rows(lake, TRANSACTIONS, "commit_lsn", "end_lsn"))
         commits = {commit for commit, _ in ends}
-        lsns = sorted(lsn for lsn, t in messages.rows("lsn", "transactional") if not t)
+        lsns = sorted(lsn for lsn, t in _rows(lake, MESSAGES, "lsn", "transactional") if not t)
         highest: dict[int, int] = {}
         reached = confirmed_before
         for status in self.statuses:
@@ -161,7 +161,7 @@ class FeedbackSpy:
             if status.flush > max(status.sent, reached):
                 found.append(f"{shown} is beyond what the server had sent ({_lsn(status.sent)})")
             reached = max(reached, status.flush)
-            held = transactions.watermark(status.held.transactions_version, last=False)
+            held = transactions(status.held.transactions_version, last=False)
             journaled = status.held.journaled
             late = [
                 commit
@@ -170,7 +170,7 @@ class FeedbackSpy:
             ]
             if late:
                 found.append(f"{shown}: the sink held commits up to {_lsn(held)} only, not {_lsn(late[0])}")
-            told = messages.watermark(status.held.messages_version, last=True)
+            told = messages(status.held.messages_version, last=True)
             missing = [lsn for lsn in lsns if told < lsn < status.flush and lsn not in journaled.messages]
             if missing:
                 found.append(
@@ -279,8 +279,8 @@ class _Link:
 # -- what the sink holds ---------------------------------------------------------------------------------
 
 
-def observe_delta(delta: Path, storage: Path) -> Callable[[], Held]:
-    """What ``FeedbackSpy`` asks at each status: names in directories, and what the record names."""
+def observe(lake: Lake, storage: Path) -> Callable[[], Held]:
+    """What ``FeedbackSpy`` asks at each status: the lake, names in directories, and what the record names."""
 
     journals: list[JournalContents] = []
 
@@ -296,46 +296,14 @@ def observe_delta(delta: Path, storage: Path) -> Callable[[], Held]:
         manifests = (p.name for p in storage.glob("*/*/prepared/*.json"))
         # In this order: what leaves the journal meanwhile is in the sink.
         journaled = look_at_journal()
-        versions = _version(delta / "_transactions"), _version(delta / "_messages")
-        return Held(*versions, frozenset(manifests), journaled)
+        return Held(lake.holds(TRANSACTIONS), lake.holds(MESSAGES), frozenset(manifests), journaled)
 
     return look
 
 
-def _version(table: Path) -> int:
-    try:
-        names = os.listdir(table / "_delta_log")
-    except FileNotFoundError:
-        return -1
-    return max((int(n[:20]) for n in names if n.endswith(".json") and n[:20].isdigit()), default=-1)
-
-
-class _Versions:
-    """The watermarks of one of the sink's own tables, at each version of its log."""
-
-    def __init__(self, table: Path) -> None:
-        self._table = table
-        self._at: list[dict[str, int]] = []
-        held: dict[str, int] = {}
-        for path in sorted((table / "_delta_log").glob("*.json")):
-            for line in path.read_text().splitlines():
-                action = json.loads(line)
-                if "txn" in action:
-                    held = {**held, action["txn"]["appId"]: action["txn"]["version"]}
-            self._at.append(held)
-
-    def watermark(self, version: int, *, last: bool) -> int:
-        """``last``: of the non-transactional messages."""
-        held = self._at[version] if 0 <= version < len(self._at) else {}
-        return max((v for app, v in held.items() if app.endswith("/messages") == last), default=0)
-
-    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
-        from deltalake import DeltaTable
-
-        if not self._at:
-            return []
-        table = DeltaTable(str(self._table)).to_pyarrow_table(columns=list(columns))
-        return list(zip(*(table[c].to_pylist() for c in columns), strict=True))
+def _rows(lake: Lake, name: str, *columns: str) -> list[tuple[Any, ...]]:
+    rows = lake.rows(name)
+    return [] if rows is None else list(zip(*(rows[c].to_pylist() for c in columns), strict=True))
 
 
 def _lsn(value: int) -> str:

@@ -53,6 +53,7 @@ def main() -> int:
     parser.add_argument(
         "--journal", action="store_true", help="write everything to the journal before the sink has it"
     )
+    parser.add_argument("--iceberg", action="store_true", help="into Iceberg tables; not with --local")
     parser.add_argument("--limit-s", type=float, default=0, help="no further kill or round after this time")
     parser.add_argument(
         "--faults", help="these instead, in this order; as in XIDSTREAM_FAULTS, or kills from outside"
@@ -60,6 +61,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.local and arguments.pauses:
         parser.error("--local has no pauses")
+    if arguments.local and arguments.iceberg:
+        parser.error("--local has a sink of its own")
     faulthandler.enable()
     started = time.monotonic()
     results: list[RoundResult] = []
@@ -108,6 +111,7 @@ def main() -> int:
                 driver_share=arguments.driver_share,
                 together=arguments.together,
                 journal=arguments.journal,
+                iceberg=arguments.iceberg,
             )
             pauses = schedule(
                 seed,
@@ -132,6 +136,7 @@ def main() -> int:
                 two_phase=two_phase,
                 streaming=streaming,
                 journal=arguments.journal,
+                iceberg=arguments.iceberg,
                 kills_until_s=started + arguments.limit_s if arguments.limit_s else float("inf"),
                 say=lambda text: print(f"  {time.monotonic() - started:6.1f} {text}", flush=True),
             ).run()

@@ -1,4 +1,4 @@
-"""One round: a hostile workload, a supervised run of the real parts into Delta, kills, and the judgement.
+"""One round: a hostile workload, a supervised run of the real parts into a lake, kills, and the judgement.
 
 Reader, buffers and sequencer are Ray actors; the driver is the actor that ``xidstream run`` has, with a RayDP
 session of its own; the supervisor is in this process, as in ``run``. All replication traffic goes through the
@@ -10,7 +10,6 @@ lasts ``PAUSE_S`` at least, and until the server has given up the connection. Th
 
 from __future__ import annotations
 
-import os
 import statistics
 import threading
 import time
@@ -30,9 +29,11 @@ from tests.differential.local_pipeline import LocalPipeline, Options, Sink
 from tests.differential.runner import remove_database
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements
 from tests.differential.workload import Workload
-from tests.feedback_spy import FeedbackSpy, observe_delta
+from tests.feedback_spy import FeedbackSpy, observe
+from tests.lakes import DeltaLake, IcebergLake, Lake
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.faultpoints import POINTS, Fault
+from xidstream.pipeline.log_tables.locations import TRANSACTIONS
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import create_slot, describe_slot
 from xidstream.pipeline.settings.config import Config
@@ -118,6 +119,7 @@ class Round:
         two_phase: bool,
         streaming: str = "on",
         journal: bool = False,
+        iceberg: bool = False,
         kills_until_s: float = float("inf"),
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -129,7 +131,7 @@ class Round:
         self._make_driver = make_driver
         self._name = f"chaos_{seed}"
         self._options = Options(streaming=streaming, two_phase=two_phase, journal=journal)
-        self._delta = folder / "delta"
+        self._lake: Lake = IcebergLake(folder / "lake") if iceberg else DeltaLake(folder / "lake")
         self._storage = folder / "segments"
         self.notices: list[str] = []
         self._say = say
@@ -166,15 +168,15 @@ class Round:
                 self._seed, dsn, n_steps=1 << 60, two_phase=self._options.two_phase, largest=3000
             )
             socket_path = f"{self._server.socket_dir}/.s.PGSQL.{self._server.port}"
-            spy = FeedbackSpy(socket_path, observe_delta(self._delta, self._storage))
+            spy = FeedbackSpy(socket_path, observe(self._lake, self._storage))
             with spy:
                 self._supervise(spy, slot, workload, result)
             result.n_statuses = len(spy.statuses)
             result.n_connections = len({s.connection for s in spy.statuses})
             result.n_prepared = len(spy.prepared)
             twin = self._read_twin(dsn, twin_slot)
-            result.verdict = judge(self._delta, twin, workload.dropped_messages)
-            result.accusations += spy.problems(self._delta, int(before))
+            result.verdict = judge(self._lake, twin, workload.dropped_messages)
+            result.accusations += spy.problems(self._lake, int(before))
             model = Model()
             model.apply(twin.transactions)
             if found := final_difference(model, connection):
@@ -196,7 +198,7 @@ class Round:
                 "slot": slot,
                 "publication": ",".join(PUBLICATIONS),
                 "storage": str(self._storage),
-                "sink": f"delta:{self._delta}",
+                "sink": self._lake.sink,
                 # On one machine a run into Delta has no JVM at first, and may never have one.
                 "spark": "raydp" if JVMS.intersection(self._faults) else "auto",
                 "streaming": self._options.streaming,
@@ -366,10 +368,7 @@ class Round:
             time.sleep(0.05)
 
     def _version(self) -> int:
-        try:
-            return len(os.listdir(self._delta / "_transactions" / "_delta_log"))
-        except FileNotFoundError:
-            return 0
+        return self._lake.holds(TRANSACTIONS)
 
     # -- traffic ---------------------------------------------------------------------------------------
 

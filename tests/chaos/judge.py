@@ -1,28 +1,24 @@
-"""What Delta tables hold against what an unstreamed, never killed twin released: nothing lost, twice or disordered.
+"""What a lake's tables hold against what an unstreamed, never killed twin released: nothing lost, twice or disordered.
 
 ``judge`` counts rows by (table, ``_commit_lsn``, ``_seq``): *lost* are the twin's that a table lacks, *twice* those
-that it has more than once, *alien* those that the twin never released; *disordered* are commits of a Delta log whose
-new rows are not all above those before. (Where small files are merged, the log says that their rows are not new.) Where
-the rows are the same their values are compared, too, by the rule of docs/delta.md for changed types. Transactions and
-messages are compared field by field.
+that it has more than once, *alien* those that the twin never released; *disordered* are commits of a table whose new
+rows are not all above those before. Where the rows are the same their values are compared, too, by the rule of
+docs/delta.md for changed types. Transactions and messages are compared field by field.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from tests.differential.compare import same_column
 from tests.differential.local_pipeline import Sink
-from xidstream.pipeline.delta.stored_columns import SOURCE_KEY
-from xidstream.pipeline.log_tables.locations import MESSAGES, SNAPSHOTS, TRANSACTIONS, encode_table
+from tests.lakes import Lake
+from xidstream.pipeline.log_tables.locations import MESSAGES, TRANSACTIONS
 
 _KEYS = ("_commit_lsn", "_seq")
 
@@ -50,29 +46,26 @@ class Verdict:
         return text + "".join(f"\n    {d}" for d in self.differences[:5])
 
 
-def judge(delta: Path, twin: Sink, dropped: set[bytes]) -> Verdict:
+def judge(lake: Lake, twin: Sink, dropped: set[bytes]) -> Verdict:
     verdict = Verdict()
     wanted: dict[str, list[pa.Table]] = {}
     for transaction in twin.transactions:
         for relation, table in transaction.parts:
-            wanted.setdefault(encode_table(relation.schema, relation.table), []).append(table)
-    there = {p.name for p in delta.iterdir()} - {TRANSACTIONS, MESSAGES, SNAPSHOTS}
+            wanted.setdefault(lake.name_of(relation.schema, relation.table), []).append(table)
+    there = lake.tables()
     for name in sorted(there | set(wanted)):
-        _judge_table(verdict, delta / name, name, wanted.get(name, []))
-    _judge_transactions(verdict, delta, twin, dropped)
-    _judge_messages(verdict, delta, twin, dropped)
+        _judge_table(verdict, lake, name, wanted.get(name, []))
+    _judge_transactions(verdict, lake, twin, dropped)
+    _judge_messages(verdict, lake, twin, dropped)
     for name in [*there, TRANSACTIONS]:
-        verdict.disordered += _disorder(delta / name, "commit_lsn" if name == TRANSACTIONS else "_commit_lsn")
+        column = "commit_lsn" if name == TRANSACTIONS else "_commit_lsn"
+        verdict.disordered += lake.n_disordered(name, column)
     return verdict
 
 
-def _judge_table(verdict: Verdict, path: Path, name: str, wanted: list[pa.Table]) -> None:
-    table = DeltaTable(str(path)) if path.exists() else None
-    found = (
-        table.to_pyarrow_table()
-        if table is not None
-        else pa.table({k: pa.array([], pa.int64()) for k in _KEYS})
-    )
+def _judge_table(verdict: Verdict, lake: Lake, name: str, wanted: list[pa.Table]) -> None:
+    table = lake.rows(name)
+    found = table if table is not None else pa.table({k: pa.array([], pa.int64()) for k in _KEYS})
     mine = Counter(zip(*(found[k].to_pylist() for k in _KEYS), strict=True))
     theirs = Counter(key for t in wanted for key in zip(*(t[k].to_pylist() for k in _KEYS), strict=True))
     lost, alien = theirs.keys() - mine.keys(), mine.keys() - theirs.keys()
@@ -84,9 +77,7 @@ def _judge_table(verdict: Verdict, path: Path, name: str, wanted: list[pa.Table]
         if lost or alien:
             verdict.differences.append(f"{name}: lost {sorted(lost)[:3]}, alien {sorted(alien)[:3]}")
         return
-    sources: dict[str, list[str]] = {}
-    for f in table.schema().fields:
-        sources.setdefault(str(f.metadata.get(SOURCE_KEY, f.name)).lower(), []).append(f.name)
+    sources = lake.columns_of(name)
     found = found.append_column("place", pa.array(range(found.num_rows)))
     by_schema: dict[pa.Schema, list[pa.Table]] = {}
     for t in wanted:
@@ -118,18 +109,14 @@ def _plain(value: Any) -> Any:
     return None if value is None else [tuple(x) if isinstance(x, (tuple, list)) else x for x in value]
 
 
-def _judge_transactions(verdict: Verdict, delta: Path, twin: Sink, dropped: set[bytes]) -> None:
-    rows = DeltaTable(str(delta / TRANSACTIONS)).to_pyarrow_table().sort_by("commit_lsn").to_pylist()
+def _judge_transactions(verdict: Verdict, lake: Lake, twin: Sink, dropped: set[bytes]) -> None:
+    rows = _of(lake, TRANSACTIONS).sort_by("commit_lsn").to_pylist()
     verdict.n_transactions = len(rows)
     counted = Counter(r["commit_lsn"] for r in rows)
     verdict.twice += sum(n - 1 for n in counted.values())
     theirs = {t.commit_lsn: t for t in twin.transactions}
     verdict.lost += len(theirs.keys() - counted.keys())
-    gone = {
-        m["commit_lsn"]
-        for m in DeltaTable(str(delta / MESSAGES)).to_pyarrow_table().to_pylist()
-        if m["content"] in dropped
-    }
+    gone = {m["commit_lsn"] for m in _of(lake, MESSAGES).to_pylist() if m["content"] in dropped}
     for row in rows:
         other = theirs.get(row["commit_lsn"])
         if other is None:
@@ -147,8 +134,8 @@ def _judge_transactions(verdict: Verdict, delta: Path, twin: Sink, dropped: set[
             verdict.differences.append(f"transaction {row}: origin is {other.origin} in the twin")
 
 
-def _judge_messages(verdict: Verdict, delta: Path, twin: Sink, dropped: set[bytes]) -> None:
-    rows = DeltaTable(str(delta / MESSAGES)).to_pyarrow_table().sort_by("lsn").to_pylist()
+def _judge_messages(verdict: Verdict, lake: Lake, twin: Sink, dropped: set[bytes]) -> None:
+    rows = _of(lake, MESSAGES).sort_by("lsn").to_pylist()
     verdict.n_messages = len(rows)
     verdict.twice += sum(n - 1 for n in Counter(r["lsn"] for r in rows).values())
     mine = {r["lsn"]: tuple(r.values()) for r in rows if r["content"] not in dropped}
@@ -164,17 +151,7 @@ def _judge_messages(verdict: Verdict, delta: Path, twin: Sink, dropped: set[byte
     ]
 
 
-def _disorder(path: Path, column: str) -> int:
-    """How many commits of the log bring new rows at or below those of an earlier one."""
-    reached, n = 0, 0
-    for entry in sorted((path / "_delta_log").glob("*.json")):
-        stats = [
-            json.loads(action["add"]["stats"])
-            for action in map(json.loads, entry.read_text().splitlines())
-            if "add" in action and action["add"]["dataChange"]
-        ]
-        if not stats:
-            continue
-        n += min(s["minValues"][column] for s in stats) <= reached
-        reached = max(reached, *(s["maxValues"][column] for s in stats))
-    return n
+def _of(lake: Lake, name: str) -> pa.Table:
+    rows = lake.rows(name)
+    assert rows is not None, f"{name} is not there"
+    return rows

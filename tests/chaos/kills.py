@@ -22,8 +22,9 @@ STREAM_POINTS = {
     and not where.startswith(("mirror:", "iceberg:", "erasure:", "retention:"))
     and point not in JOURNAL_POINTS
 }
-"""Rounds begin with empty tables, write to Delta and have no mirror, so they pass no point of these: tests/e2e and
-tests/unit/iceberg kills there."""
+"""Rounds begin with empty tables and have no mirror, so they pass no point of these: tests/e2e kills there."""
+ICEBERG_POINTS = frozenset(point for point, where in POINTS.items() if where.startswith("iceberg:"))
+"""Passed where the sink is one of Iceberg tables: the driver's, too."""
 DRIVER_POINTS = frozenset(p for p, where in STREAM_POINTS.items() if where.startswith("driver:"))
 """A kill here costs a new Spark session, an order of magnitude more than one elsewhere."""
 PREPARED_POINTS = frozenset({"writing_prepared", "prepared_written"})
@@ -38,6 +39,7 @@ def schedule(
     driver_share: float,
     together: int = 1,
     journal: bool = False,
+    iceberg: bool = False,
 ) -> list[str]:
     """``n_kills`` faults as the plan's text has them, in an order of the seed's.
 
@@ -50,9 +52,10 @@ def schedule(
     r = random.Random(f"kills {seed}")
     n_drivers = round(n_kills * driver_share)
     n_prepared = n_kills // 10 if two_phase else 0
+    of_driver = DRIVER_POINTS | ICEBERG_POINTS if iceberg else DRIVER_POINTS
     others_of = OTHER_POINTS | JOURNAL_POINTS if journal else OTHER_POINTS
     points = [
-        *_dealt(sorted(DRIVER_POINTS), n_drivers, before=(seed - 1) * n_drivers),
+        *_dealt(sorted(of_driver), n_drivers, before=(seed - 1) * n_drivers),
         *_dealt(sorted(PREPARED_POINTS), n_prepared, before=0),
         # The rest of a seed without prepared transactions is the larger one; an overlap harms no one.
         *_dealt(
@@ -61,8 +64,8 @@ def schedule(
     ]
     r.shuffle(points)
     faults = [f"{p}:kill@{_passage(r, p)}#{seed}-{i}" for i, p in enumerate(points)]
-    alone = [f for f, p in zip(faults, points, strict=True) if p in DRIVER_POINTS]
-    others = [f for f, p in zip(faults, points, strict=True) if p not in DRIVER_POINTS]
+    alone = [f for f, p in zip(faults, points, strict=True) if p in of_driver]
+    others = [f for f, p in zip(faults, points, strict=True) if p not in of_driver]
     groups = [",".join(others[i : i + together]) for i in range(0, len(others), together)]
     r.shuffle(groups)
     for fault in alone:
@@ -97,7 +100,7 @@ def _dealt(points: list[str], n: int, *, before: int) -> list[str]:
 def _passage(r: random.Random, point: str) -> int:
     """The rare ones at once, the frequent ones somewhere."""
     rare = point in PREPARED_POINTS or "segment" in point or point in ("sealing", "sealed")
-    if rare or point in DRIVER_POINTS:
+    if rare or point in DRIVER_POINTS | ICEBERG_POINTS:
         return 1
     return r.choice((1, 2, 3, 5) if POINTS[point].startswith(("reader", "buffer")) else (1, 1, 2))
 

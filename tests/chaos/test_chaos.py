@@ -60,3 +60,7 @@ def test_a_run_that_stands_still_until_the_server_gives_it_up_loses_nothing_and_
 def test_a_killed_raydp_master_is_noticed_and_replaced_with_its_driver() -> None:
     """Its death shows as no exception anywhere: jobs would wait for ever."""
     assert "RayDP's master is lost" in judged("spark_master_gateway")
+
+
+def test_a_driver_killed_while_it_commits_to_iceberg_loses_nothing_and_confirms_nothing_early() -> None:
+    judged("iceberg_committing:kill@2,recorded:kill@2,committing_transactions:kill", "--iceberg")

@@ -6,7 +6,7 @@ import datetime
 import json
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,11 @@ from tests.chaos.report import Report
 from tests.differential.local_pipeline import Released, Sink
 from tests.feedback_spy import FeedbackSpy, Held, _Link
 from tests.journal_contents import Journaled
+from tests.lakes import DeltaLake, IcebergLake
 from xidstream.pipeline.faultpoints import parse
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 from xidstream.pipeline.schema import rows
 from xidstream.pipeline.schema.relation import Column, RelationVersion, ReplicaIdentity
 
@@ -71,19 +75,56 @@ def twin() -> Sink:
     return sink
 
 
+def transaction_row(t: Released) -> pa.Table:
+    row = [t.xid, t.commit_lsn, t.end_lsn, WHEN, None, None, False, t.n_rows, ["s.t"]]
+    columns = [pa.array([v], f.type) for v, f in zip(row, rows.TRANSACTIONS_SCHEMA, strict=True)]
+    return pa.table(columns, schema=rows.TRANSACTIONS_SCHEMA)
+
+
 def write_delta(folder: Path, *commits: pa.Table) -> Path:
     for part in commits:
         write_deltalake(str(folder / "s.t"), part, mode="append")
     for t in twin().transactions:
-        row = [t.xid, t.commit_lsn, t.end_lsn, WHEN, None, None, False, t.n_rows, ["s.t"]]
-        table = pa.table([pa.array([v], f.type) for v, f in zip(row, rows.TRANSACTIONS_SCHEMA, strict=True)],
-                         schema=rows.TRANSACTIONS_SCHEMA)  # fmt: skip
         properties = CommitProperties(app_transactions=[Transaction("slot", t.commit_lsn)])
-        write_deltalake(str(folder / "_transactions"), table, mode="append", commit_properties=properties)
+        told = transaction_row(t)
+        write_deltalake(str(folder / "_transactions"), told, mode="append", commit_properties=properties)
     DeltaTable.create(str(folder / "_messages"), schema=rows.MESSAGES_SCHEMA)
     return folder
 
 
+def write_iceberg(folder: Path, *commits: pa.Table) -> IcebergLake:
+    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
+
+    lake = IcebergLake(folder)
+    tables = IcebergTables(IcebergPlace.parse(lake.sink.removeprefix("iceberg:")), makes=True)
+
+    def write(key: str, label: str, about: TableMetadata, lsn_column: str, parts: Sequence[pa.Table]) -> None:
+        columns = [TableColumn(f.name, f.type, f.name) for f in parts[0].schema]
+        table = tables.open_or_create(key, label, columns, about)
+        for n, part in enumerate(parts):
+            files = ParquetFiles(table.location, f"data-{n}", part.schema, lsn_column)
+            for batch in part.to_batches():
+                files.write(batch)
+            lsns = part[lsn_column].to_pylist() if key == "_transactions" else []
+            table.commit(files.close(), {"slot": max(lsns)} if lsns else {}, lsn_column)
+            lake.holds(key)
+
+    write(lake.name_of("s", "t"), "s.t", tables.about(RELATION), "_commit_lsn", commits)
+    told = pa.concat_tables(list(map(transaction_row, twin().transactions)))
+    write(
+        "_transactions",
+        "_transactions",
+        tables.about_own("_transactions"),
+        "commit_lsn",
+        [told[:1], told[1:]],
+    )
+    nothing = rows.MESSAGES_SCHEMA.empty_table()
+    write("_messages", "_messages", tables.about_own("_messages"), "lsn", [nothing])
+    return lake
+
+
+@pytest.mark.parametrize("iceberg", [False, True], ids=["delta", "iceberg"])
 @pytest.mark.parametrize(
     ("commits", "wrong"),
     [
@@ -96,9 +137,10 @@ def write_delta(folder: Path, *commits: pa.Table) -> Path:
     ],
 )
 def test_the_judge_counts_what_is_lost_twice_alien_and_out_of_order(
-    tmp_path: Path, commits: list[pa.Table], wrong: dict[str, int]
+    tmp_path: Path, commits: list[pa.Table], wrong: dict[str, int], iceberg: bool
 ) -> None:
-    verdict = judge(write_delta(tmp_path, *commits), twin(), set())
+    made = write_iceberg(tmp_path, *commits) if iceberg else DeltaLake(write_delta(tmp_path, *commits))
+    verdict = judge(made, twin(), set())
     assert verdict.ok == (not wrong)
     for name in ("lost", "twice", "alien", "disordered"):
         assert getattr(verdict, name) == wrong.get(name, 0), verdict
@@ -108,7 +150,7 @@ def test_the_judge_counts_what_is_lost_twice_alien_and_out_of_order(
 def test_files_that_were_merged_bring_no_new_rows(tmp_path: Path) -> None:
     folder = write_delta(tmp_path, contract(100, 1, 2), contract(200, 3))
     assert DeltaTable(str(folder / "s.t")).optimize.compact()["numFilesRemoved"] == 2
-    assert judge(folder, twin(), set()).ok
+    assert judge(DeltaLake(folder), twin(), set()).ok
 
 
 def copy_data(payload: bytes) -> bytes:
@@ -140,7 +182,7 @@ class Wire:
         self.link.client(STARTUP)
 
     def problems(self) -> list[str]:
-        return self.spy.problems(self._delta, confirmed_before=50)
+        return self.spy.problems(DeltaLake(self._delta), confirmed_before=50)
 
 
 def goes_back(w: Wire) -> None:
@@ -303,7 +345,11 @@ def test_the_log_of_a_table_is_read_version_by_version(tmp_path: Path) -> None:
         (tmp_path / "_transactions/_delta_log" / f"{1:020}.json").read_text().splitlines()[0]
     )
     assert entry
-    from tests.feedback_spy import _Versions
+    held_at = DeltaLake(tmp_path).watermarks("_transactions")
+    assert [held_at(version, last=False) for version in (-1, 0, 1)] == [0, 100, 200]
 
-    versions = _Versions(tmp_path / "_transactions")
-    assert [versions.watermark(v, last=False) for v in (-1, 0, 1)] == [0, 100, 200]
+
+def test_what_an_iceberg_table_held_is_known_by_the_look(tmp_path: Path) -> None:
+    lake = write_iceberg(tmp_path, contract(100, 1, 2), contract(200, 3))
+    assert [lake.watermarks("_transactions")(n, last=False) for n in (-1, 0, 1)] == [0, 100, 200]
+    assert (lake.holds("_transactions"), lake.holds("_messages"), lake.holds("elsewhere")) == (1, 0, -1)
