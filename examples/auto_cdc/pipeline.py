@@ -2,7 +2,7 @@
 
     spark-pipelines run --spec spark-pipeline.yml
 
-For each table of `cdc.tables` the pipeline keeps two tables: `orders`, the rows of `public.orders` as they are, and
+For each table of `spark.cdc.tables` the pipeline keeps two tables: `orders`, the rows of `public.orders` as they are, and
 `orders_history`, every version of each row. Run it again, and it goes on where it was. The catalog's tables must take
 MERGE, as those of Iceberg and Delta do: AUTO CDC writes by nothing else. spark-pipeline.yml says what to set.
 
@@ -27,9 +27,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 spark = SparkSession.active()
-root = spark.conf.get("cdc.root")
-state = spark.conf.get("cdc.state", None)
-since = spark.conf.get("cdc.since", None)
+root = spark.conf.get("spark.cdc.root")
+state = spark.conf.get("spark.cdc.state", None)
+since = spark.conf.get("spark.cdc.since", None)
 OURS = ["_change_type", "_commit_lsn", "_commit_timestamp", "_xid", "_seq", "_unchanged", "_text"]
 
 
@@ -71,7 +71,7 @@ def keep(table, keys):
         )
 
 
-tables = json.loads(spark.conf.get("cdc.tables"))
+tables = json.loads(spark.conf.get("spark.cdc.tables"))
 STATES = {table: spark.read.parquet(f"{state}/{table}").schema for table in tables} if state else {}
 for table, keys in tables.items():
     keep(table, keys)
