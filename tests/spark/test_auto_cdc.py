@@ -1,4 +1,4 @@
-"""examples/auto_cdc, as a person runs it: ``spark-pipelines`` over a log that the real sink wrote.
+"""examples/auto_cdc.py, as a person runs it: ``spark-pipelines`` over a log that the real sink wrote.
 
 AUTO CDC writes by MERGE, and neither Iceberg nor Delta has a jar for Spark 4.3 on a package index. So the targets are
 tables of a catalog of our own (row_level/RowLevelCatalog.java), which Janino compiles, the compiler among Spark's jars.
@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import random
+import re
 import runpy
 import shutil
 import subprocess
@@ -36,7 +37,9 @@ pytestmark = [
     ),
 ]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "auto_cdc"
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = REPOSITORY / "examples"
+PAGE = REPOSITORY / "docs" / "spark-source.md"
 ORDERS = keyed("orders", {"id": INT8, "note": TEXT}, "id", relid=1)
 # PostgreSQL marks every column as a key's under REPLICA IDENTITY FULL.
 ITEMS = RelationVersion(
@@ -47,6 +50,8 @@ ITEMS = RelationVersion(
     (Column("id", INT8, -1, True), Column("name", TEXT, -1, True), Column("size", INT8, -1, True)),
 )
 TABLES = {"public.orders": ["id"], "public.items": ["id"]}
+TRUNCATED = "spark.cdc.truncated"
+"""The one setting that the page's spec does not have."""
 N_KEYS = 12
 Place = tuple[int, int]
 """(commit LSN, seq)"""
@@ -95,7 +100,10 @@ def history(first: Sequence[Row], since: int, changes: Sequence[tuple[Place, Row
     """Each version of each row: its values, from where on and up to where it was (None: still)."""
     versions: list[Any] = []
     open_: dict[int, tuple[Row, Place]] = {}
-    for place, row in [((since, -1), row) for row in first] + [c for c in changes if c[0] > (since, 1 << 40)]:
+    for place, row in [((since, -1), row) for row in first] + [c for c in changes if c[0][0] > since]:
+        if row.get("_change") == TRUNCATE:
+            versions += [(*open_.pop(key), place) for key in list(open_)]
+            continue
         values = {name: value for name, value in row.items() if name != "_change"}
         gone = row.get("_change") in (DELETE, UPDATE_PREIMAGE)
         if row["id"] in open_ and (gone or open_[row["id"]][0] != values):
@@ -132,27 +140,37 @@ def catalog(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Pipeline:
-    """The example in a folder of its own: its definition, and its spec but for the catalog and the places."""
+    """The example in a folder of its own: its definition, and the page's spec but for the catalog and the places."""
 
     folder: Path
     configuration: dict[str, str]
     conf: list[str]
     """Settings that Spark takes at its start alone, which cannot stand in a pipeline's spec."""
 
-    def __call__(self, command: str, **configuration: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: str) -> subprocess.CompletedProcess[str]:
         import pyspark
 
         home = Path(pyspark.__file__).parent
         self.folder.mkdir(exist_ok=True)
-        spec = yaml.safe_load((EXAMPLE / "spark-pipeline.yml").read_text())
+        (text,) = re.findall(r"<!-- example: auto_cdc -->\n```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        spec = yaml.safe_load(text)
+        assert spec["configuration"].keys() >= {
+            s for s in self.configuration if s.startswith("spark.cdc.")
+        } - {TRUNCATED}
         spec |= {
             "storage": (self.folder / "checkpoints").as_uri(),
-            "configuration": {**self.configuration, **configuration},
+            "configuration": self.configuration,
         }
         (self.folder / "spark-pipeline.yml").write_text(yaml.safe_dump(spec))
-        shutil.copy(EXAMPLE / "pipeline.py", self.folder)
+        shutil.copy(EXAMPLES / "auto_cdc.py", self.folder)
         return subprocess.run(
-            [home / "bin" / "spark-pipelines", command, "--spec", str(self.folder / "spark-pipeline.yml"), *self.conf],
+            [
+                home / "bin" / "spark-pipelines",
+                command,
+                "--spec",
+                str(self.folder / "spark-pipeline.yml"),
+                *self.conf,
+            ],
             env={**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -166,8 +184,8 @@ class Pipeline:
         done = self("run")
         assert done.returncode == 0 and "Run is COMPLETED" in done.stdout, done.stdout
 
-    def refused(self, **configuration: str) -> str:
-        done = self("run", **configuration)
+    def failure(self) -> str:
+        done = self("run")
         assert done.returncode != 0, done.stdout
         return done.stdout
 
@@ -184,8 +202,10 @@ class Pipeline:
         rows = self.rows(f"{table}_history")
         return in_order([(row, place(row, "__START_AT"), place(row, "__END_AT")) for row in rows])
 
-    def n_batches(self) -> int:
-        return len(list((self.folder / "checkpoints").glob("**/commits/[0-9]*")))
+    def batches(self) -> dict[Path, int]:
+        """Each flow's checkpoint, and how many batches it has had."""
+        flows = (self.folder / "checkpoints").glob("**/commits")
+        return {flow: len(list(flow.glob("[0-9]*"))) for flow in flows}
 
 
 @pytest.fixture
@@ -209,30 +229,61 @@ def pipeline(catalog: Path, tmp_path: Path) -> Pipeline:
     )
 
 
-@pytest.mark.timeout(900)
+def example(name: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    """What the program prints for the pipeline's spec."""
+    capsys.readouterr()
+    runpy.run_path(str(EXAMPLES / f"auto_cdc_{name}.py"))["main"](*arguments)
+    lines: dict[str, str] = yaml.safe_load(capsys.readouterr().out)
+    return lines
+
+
+@pytest.mark.timeout(1800)
 def test_the_tables_are_the_sources_and_the_histories_what_the_source_did(
     spark: Any, make_batch: Any, tmp_path: Path, pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dice = random.Random(4)
-    log = RecordingMaker(tmp_path / "log", spark, make_batch)
+    root, state = str(tmp_path / "log"), str(tmp_path / "state")
+    log = RecordingMaker(root, spark, make_batch)
     log.snapshot(ORDERS, [{"id": i, "note": f"first {i}"} for i in range(0, N_KEYS, 2)])
     log.snapshot(ITEMS, [{"id": i, "name": None, "size": i} for i in range(0, N_KEYS, 3)])
     for _ in range(4):
         log.commit_to_both(dice)
     since = log.lsn
     first = {name: [dict(row) for row in rows] for name, rows in log.tables.items()}
-    main = runpy.run_path(str(EXAMPLE / "first_state.py"))["main"]
-    main(str(log.path), str(tmp_path / "state"), ",".join(TABLES))
-    pipeline.configuration |= yaml.safe_load(capsys.readouterr().out)
+    pipeline.configuration |= example("first_state", capsys, root, state, ",".join(TABLES))
 
-    n_batches = 0
+    def compare(table: str) -> None:
+        name = table.removeprefix("public.")
+        assert in_order(pipeline.rows(name)) == in_order(log.tables[table])
+        assert pipeline.histories(name) == history(first[table], since, log.changes[table])
+
+    batches: dict[Path, int] = {}
     for _ in range(2):
         for _ in range(8):
             log.commit_to_both(dice)
         pipeline.update()
-        for table, name in ((ORDERS.name, "orders"), (ITEMS.name, "items")):
-            assert in_order(pipeline.rows(name)) == in_order(log.tables[table])
-            assert pipeline.histories(name) == history(first[table], since, log.changes[table])
-        # Each of the four flows had a batch: the second update went on, and did not begin again.
-        n_batches, before = pipeline.n_batches(), n_batches
-        assert n_batches >= before + 4
+        for table in TABLES:
+            compare(table)
+        before, batches = batches, pipeline.batches()
+        assert len(batches) == 4
+    assert all(batches[flow] > before[flow] for flow in batches), "the second update did not go on"
+
+    # What AUTO CDC cannot have ends the update, and changes no table.
+    unchanged = log.commit(
+        (ITEMS, [{"_change": UPDATE_POSTIMAGE, "id": 1, "_unchanged": ["name"], "size": 0}])
+    )
+    rows = [{"id": 1, "note": "gone at once"}, {"_change": TRUNCATE}, {"id": 2, "note": "new"}]
+    held = {name: pipeline.rows(name) for name in ("orders", "orders_history", "items", "items_history")}
+    truncated = log.commit((ORDERS, rows))
+    log.tables[ORDERS.name] = rows[2:]
+    said = pipeline.failure()
+    assert f"there is a TRUNCATE: public.orders, commit LSN {truncated}" in said
+    assert f"a large value was not sent: public.items, commit LSN {unchanged}" in said
+    assert held == {name: pipeline.rows(name) for name in held}
+
+    arguments = (root, state, ORDERS.name, "id", str(truncated))
+    pipeline.configuration |= example("truncated", capsys, *arguments)
+    pipeline.configuration["spark.cdc.tables"] = json.dumps({ORDERS.name: ["id"]})
+    log.insert(ORDERS, {"id": 3, "note": "later"})
+    pipeline.update()
+    compare(ORDERS.name)

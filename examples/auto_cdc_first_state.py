@@ -1,9 +1,9 @@
-"""The rows from before the stream, as files that the pipeline reads first.
+"""The rows from before the stream, as files that the pipeline reads beside it.
 
-    python first_state.py ROOT STATE TABLE[,TABLE…]
+    python auto_cdc_first_state.py ROOT STATE TABLE[,TABLE…]
 
-It takes the tables as they are at the newest commit, writes them below STATE, and prints what belongs into
-spark-pipeline.yml. The pipeline then goes on behind that commit.
+It takes the tables as they are at the newest commit, writes them below STATE, and prints two lines for
+spark-pipeline.yml. The pipeline takes the changes behind that commit. (AUTO CDC has no `once`, and one flow per table.)
 """
 
 import sys
@@ -22,7 +22,7 @@ def main(root, state, tables):
             {
                 "_change_type": f.lit("insert"),
                 "_commit_lsn": f.lit(int(found.lsn)).cast("long"),
-                "_seq": f.lit(-1).cast("long"),  # The state is that behind the commit, whose own rows begin with 0.
+                "_seq": f.lit(-1).cast("long"),
             }
         )
         rows.write.mode("overwrite").parquet(f"{state}/{table}")
