@@ -216,7 +216,9 @@ def pipeline(catalog: Path, tmp_path: Path) -> Pipeline:
         {
             "spark.sql.catalog.lake": "RowLevelCatalog",
             "spark.sql.catalog.lake.folder": str(folder / "tables"),
-            "spark.sql.pipelines.maxFlowRetryAttempts": "0",
+            # Spark gives its Python ten seconds to start, and then tries a flow again: after a second, not five or more.
+            "spark.sql.pipelines.execution.watchdog.minRetryTime": "1s",
+            "spark.sql.pipelines.execution.watchdog.maxRetryTime": "1s",
             "spark.sql.shuffle.partitions": "2",
             "spark.cdc.root": str(tmp_path / "log"),
             "spark.cdc.tables": json.dumps(TABLES),
