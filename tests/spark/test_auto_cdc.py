@@ -216,7 +216,7 @@ def pipeline(catalog: Path, tmp_path: Path) -> Pipeline:
         {
             "spark.sql.catalog.lake": "RowLevelCatalog",
             "spark.sql.catalog.lake.folder": str(folder / "tables"),
-            # Spark gives its Python ten seconds to start, and then tries a flow again: after a second, not five or more.
+            # Spark gives its Python ten seconds to start, and tries a flow again: after one second here, not five.
             "spark.sql.pipelines.execution.watchdog.minRetryTime": "1s",
             "spark.sql.pipelines.execution.watchdog.maxRetryTime": "1s",
             "spark.sql.shuffle.partitions": "2",
