@@ -283,7 +283,8 @@ class IcebergTable:
 
     def _append(self, files: Sequence[WrittenFile], moved: Mapping[str, int], lsn_column: str) -> None:
         """Raises CommitFailedException where somebody else was first: then nothing of this is left behind."""
-        told = {f"{LSN}{application_id}": str(version) for application_id, version in moved.items()}
+        # A version may be an Lsn, whose text is another one.
+        told = {f"{LSN}{application_id}": str(int(version)) for application_id, version in moved.items()}
         transaction = _Append(self._table)
         transaction.set_properties(told)
         producer = transaction.update_snapshot(snapshot_properties=told).merge_append()

@@ -23,6 +23,7 @@ from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn, place
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, ParquetFiles, WrittenFile
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
 
@@ -66,6 +67,13 @@ def written(table: IcebergTable, lsn: int, *ids: int, **more: Any) -> list[Writt
 def ids(root: Path) -> list[int]:
     found: list[int] = sorted(raw(root).scan(selected_fields=("id",)).to_arrow()["id"].to_pylist())
     return found
+
+
+def test_a_watermark_that_is_an_lsn_is_a_number_to_the_next_handle(tmp_path: Path) -> None:
+    """A batch of one linked transaction has such a one. Its text was written, and no run could read the table again."""
+    table = table_of(tmp_path)
+    table.commit(written(table, 0x1CDEF58, 1), {SLOT: Lsn(0x1CDEF58)})
+    assert table_of(tmp_path).watermark(SLOT) == 0x1CDEF58
 
 
 def commit(table: IcebergTable, lsn: int, *rows: int, owner: int = 1) -> None:
