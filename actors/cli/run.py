@@ -22,6 +22,7 @@ from xidstream.actors.driver.session import settled
 from xidstream.actors.driver.spark_secret import SECRET_VARIABLE
 from xidstream.actors.preflight import cpus_of_run, require, require_ports
 from xidstream.actors.reader.buffer_quota import start_quota
+from xidstream.actors.runtime.no_pandas import skip_pandas_import
 from xidstream.actors.runtime.ray_cluster import connect_ray, is_ours, keep_logs
 from xidstream.actors.runtime.secrets import refuse_travelling, without_secrets
 from xidstream.actors.runtime.signals import STOPPING, StopRequest
@@ -86,6 +87,7 @@ def _check_capture(config: Config) -> None:
 
 def _run(configs: Sequence[Config], stop: StopRequest, began_s: float | None, *, has_sink: bool) -> None:
     choose_for_process(configs[0].storage_mode)
+    skip_pandas_import()
     stop.is_quiet = configs[0].log_format == "json"
     display: Display | EventLines = EventLines() if stop.is_quiet else Display(began_s=began_s)
     with display:

@@ -9,6 +9,9 @@ looked at in the beginning either way.
 
 Several slots of one run share the actor and its session, each with a batch loop of its own on a thread of its own;
 ``actors.supervision.shared_session`` says who starts and ends it. Their Spark jobs are told apart by job groups.
+
+The command line's process imports this module to name the actor. So what only a mirror needs (deltalake, pyarrow's
+datasets and with them pandas: some 55 MB) is imported when one starts, in the actor.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from xidstream.actors.driver.printed_lines import PrintedLines
 from xidstream.actors.driver.session_kind import n_executors
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import session_trouble, trouble_of
-from xidstream.actors.mirror import MirrorLoop, start_beside
 from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.actors.runtime.java import ensure_java
+from xidstream.actors.runtime.no_pandas import skip_pandas_import
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.spark_version import require_raydp_for_spark
 from xidstream.pipeline.account import BatchHistory
@@ -45,6 +48,8 @@ from xidstream.pipeline.spark_errors import fault_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from xidstream.actors.mirror import MirrorLoop
+
 _T = TypeVar("_T")
 
 
@@ -53,6 +58,8 @@ class SparkDriver:
 
     def __init__(self, configs: Mapping[str, Config]) -> None:
         choose_for_process(next(iter(configs.values())).storage_mode)
+        if not any(kind_of(config.sink).runs_users_code for config in configs.values()):
+            skip_pandas_import()
         self._configs = configs
         self._loops: dict[str, BatchLoop] = {}
         self._sessions: dict[str, LoopSession] = {}
@@ -108,6 +115,8 @@ class SparkDriver:
         self._sessions[slot] = session
         self._loops[slot] = loop
         if config.mirror_every and slot not in self._mirrors:
+            from xidstream.actors.mirror import start_beside
+
             # Once, for all epochs: nothing of it belongs to one.
             self._mirrors[slot] = start_beside(config, self._session, print)
         loop.run()

@@ -3,6 +3,9 @@
 
 All ranges are read on one thread of its own. Ray gives an actor's calls to its threads in turn, and memory allocators
 keep what is freed for the thread that freed it. So each of Ray's two threads would take the memory of a range anew.
+
+The command line's process imports this module to name the actor. So the decoder and numba, some 100 MB, are imported
+where the actor lives.
 """
 
 from __future__ import annotations
@@ -12,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from xidstream.actors.runtime.allocator import keep_freed_memory
 from xidstream.actors.runtime.no_pandas import skip_pandas_import
 from xidstream.actors.runtime.secrets import take_up
-from xidstream.pipeline import decode
-from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.postgres.login import login_of
@@ -30,6 +31,9 @@ class SnapshotReader:
         keep_freed_memory()
         skip_pandas_import()
         choose_for_process(config.storage_mode)
+        from xidstream.pipeline import decode
+        from xidstream.pipeline.initial_copy.range_reading import RangeReader
+
         decode.warm_up()
         self._reader = RangeReader(login_of(take_up(config, secrets_path)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xidstream-range")
@@ -38,6 +42,8 @@ class SnapshotReader:
         self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget, bytes_per_s: int
     ) -> tuple[tuple[WrittenFile, ...], int]:
         """The files, and how many rows are in them. ``bytes_per_s``: of COPY's rows at most; 0 for no limit."""
+        from xidstream.pipeline.initial_copy.range_reading import RangeTarget
+
         place = RangeTarget(target.table, target.directory)
         reading = self._thread.submit(
             self._reader.read, task, bounds, place, target.conform, bytes_per_s=bytes_per_s

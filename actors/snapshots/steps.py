@@ -58,7 +58,6 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     ReaderLost,
     Release,
 )
-from xidstream.pipeline.initial_copy.range_reading import SEQ_BITS
 from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotTables, SnapshotTarget
@@ -66,7 +65,7 @@ from xidstream.pipeline.settings.config import Config, SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
-from xidstream.pipeline.snapshot.tables import PublishedSource, plan_ranges
+from xidstream.pipeline.snapshot.tables import SEQ_BITS, PublishedSource, plan_ranges
 
 log = logging.getLogger(__name__)
 

@@ -44,10 +44,8 @@ from xidstream.pipeline.postgres.range_copy import RangeCopy, told
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import snapshot_rows
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.snapshot.tables import RangeTask
+from xidstream.pipeline.snapshot.tables import SEQ_BITS, RangeTask
 
-SEQ_BITS = 32
-"""``_seq`` is the range's number, and behind it so many bits for the row in the range."""
 _LSN_COLUMN = "_commit_lsn"
 
 

@@ -36,7 +36,8 @@ class SinkKind:
     whom. ``has_states``: states and changes are read from that log (``ChangeLog``), and ``verify`` compares them.
     ``has_base_tables``: it is also read file by file, so base tables are made beside it, repairs carry its rows over,
     and keys are erased from it. ``needs_spark``: each batch asks for the Spark session; else only a batch does that is
-    too much for the driver's own process. ``implementation``: ``module:class``."""
+    too much for the driver's own process. ``runs_users_code``: the sink hands rows to a function of the user.
+    ``implementation``: ``module:class``."""
 
     name: str
     implementation: str
@@ -48,6 +49,7 @@ class SinkKind:
     has_states: bool = False
     has_base_tables: bool = False
     needs_spark: bool = True
+    runs_users_code: bool = False
     snapshots: Snapshots = Snapshots.NONE
 
     def is_place(self, argument: str) -> bool:
@@ -91,7 +93,12 @@ ICEBERG: Final = SinkKind(
 )
 CONSOLE: Final = SinkKind("console", f"{_TYPES}:ConsoleType")
 FOREACH: Final = SinkKind(
-    "foreach", f"{_TYPES}:ForeachType", "module:function", "function", snapshots=Snapshots.FIRST
+    "foreach",
+    f"{_TYPES}:ForeachType",
+    "module:function",
+    "function",
+    runs_users_code=True,
+    snapshots=Snapshots.FIRST,
 )
 
 KINDS: Final = {kind.name: kind for kind in (DELTA, ICEBERG, CONSOLE, FOREACH)}

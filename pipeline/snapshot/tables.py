@@ -19,6 +19,8 @@ from xidstream.pipeline.snapshot.key_filter import BoundComparison
 from xidstream.pipeline.snapshot.proven import Look
 
 RANGE_BYTES: Final = 64 << 20
+SEQ_BITS: Final = 32
+"""``_seq`` is the range's number, and behind it so many bits for the row in the range."""
 MOST_RANGES: Final = 1 << 20
 """The most ranges of one table. Larger ones get larger ranges: a plan is a message to a reader for each of them."""
 
