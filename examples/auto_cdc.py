@@ -3,7 +3,8 @@
     spark-pipelines run --spec spark-pipeline.yml
 
 For each table of `spark.cdc.tables` it keeps two: `orders` has the rows of `public.orders` as they are, and
-`orders_history` has every version of each row. Run it again, and it goes on where it was. docs/spark-source.md
+`orders_history` has every version of each row. (Those of `sales.orders` are `sales_orders` and
+`sales_orders_history`.) Run it again, and it goes on where it was. docs/spark-source.md
 has the spec. auto_cdc_first_state.py comes before.
 
 What a row of the log is to AUTO CDC:
@@ -53,7 +54,7 @@ def changes_of(table, schema):
 
 
 def keep(table, keys):
-    name = table.split(".")[-1]
+    name = table.removeprefix("public.").replace(".", "_")
     # Asked for here, because a query function of a pipeline may not ask Spark for a schema.
     schema = spark.read.option("mergeSchema", True).parquet(f"{state}/{table}").schema
     dp.temporary_view(name=f"{name}_changes")(lambda: changes_of(table, schema))

@@ -4,6 +4,8 @@
 
 It takes the tables as they are at the newest commit, writes them below STATE, and prints two lines for
 spark-pipeline.yml. The pipeline takes the changes behind that commit. (AUTO CDC has no `once`, and one flow per table.)
+
+Where a table has files below STATE already it writes nothing, and fails: a pipeline may have read them.
 """
 
 import sys
@@ -25,7 +27,7 @@ def main(root, state, tables):
                 "_seq": f.lit(-1).cast("long"),
             }
         )
-        rows.write.mode("overwrite").parquet(f"{state}/{table}")
+        rows.write.mode("errorifexists").parquet(f"{state}/{table}")
     print(f"  spark.cdc.state: {state}\n  spark.cdc.since: {found.lsn}")
 
 

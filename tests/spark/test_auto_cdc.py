@@ -278,13 +278,25 @@ def test_the_tables_are_the_sources_and_the_histories_what_the_source_did(
     held = {name: pipeline.rows(name) for name in ("orders", "orders_history", "items", "items_history")}
     truncated = log.commit((ORDERS, rows))
     log.tables[ORDERS.name] = rows[2:]
-    said = pipeline.failure()
-    assert f"there is a TRUNCATE: public.orders, commit LSN {truncated}" in said
-    assert f"a large value was not sent: public.items, commit LSN {unchanged}" in said
+    # Each alone: the first flow that fails ends the update, and with it the other flows.
+    for table, why in (
+        (ORDERS, f"there is a TRUNCATE: public.orders, commit LSN {truncated}"),
+        (ITEMS, f"a large value was not sent: public.items, commit LSN {unchanged}"),
+    ):
+        pipeline.configuration["spark.cdc.tables"] = json.dumps({table.name: ["id"]})
+        said = pipeline.failure()
+        assert why in said, said
     assert held == {name: pipeline.rows(name) for name in held}
 
     arguments = (root, state, ORDERS.name, "id", str(truncated))
-    pipeline.configuration |= example("truncated", capsys, *arguments)
+    lines = example("truncated", capsys, *arguments)
+    deletes = spark.read.parquet(f"{state}/{ORDERS.name}").filter("_change_type = 'delete'")
+    n_deletes = deletes.count()
+    assert n_deletes and example("truncated", capsys, *arguments) == lines
+    assert spark.read.parquet(f"{state}/{ORDERS.name}").filter("_change_type = 'delete'").count() == n_deletes
+    with pytest.raises(Exception, match="PATH_ALREADY_EXISTS"):
+        example("first_state", capsys, root, state, ORDERS.name)
+    pipeline.configuration |= lines
     pipeline.configuration["spark.cdc.tables"] = json.dumps({ORDERS.name: ["id"]})
     log.insert(ORDERS, {"id": 3, "note": "later"})
     pipeline.update()
