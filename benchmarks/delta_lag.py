@@ -26,11 +26,11 @@ def run(sizes: tuple[int, ...], repeats: int, *, once_from: int = 5_000_000) -> 
     measured: dict[str, Any] = {"plain": {}, "savepoints": {}}
     with server() as publisher, ours.spark_session() as spark:
         source = Source(publisher, "deltalag")
-        _lag(spark, source, 20_000, 0, "warm")
+        measure(spark, source, 20_000, 0, "warm")
         for size in sizes:
             for variant, n_savepoints in (("plain", 0), ("savepoints", SAVEPOINTS)):
                 n = 1 if size >= once_from else repeats
-                runs = [_lag(spark, source, size, n_savepoints, f"{variant}_{i}") for i in range(n)]
+                runs = [measure(spark, source, size, n_savepoints, f"{variant}_{i}") for i in range(n)]
                 measured[variant][str(size)] = {
                     name: {"median": median([r[name] for r in runs]), "all": [r[name] for r in runs]}
                     for name in runs[0]
@@ -40,9 +40,12 @@ def run(sizes: tuple[int, ...], repeats: int, *, once_from: int = 5_000_000) -> 
     return measured
 
 
-def _lag(spark: Any, source: Source, size: int, n_savepoints: int, suffix: str) -> dict[str, float]:
+def measure(
+    spark: Any, source: Source, size: int, n_savepoints: int, suffix: str, lake: str = "delta"
+) -> dict[str, float]:
+    """One transaction's lag, in a stream of its own."""
     (slot,) = source.slots(1, f"{size}_{suffix}")
-    with ours.stream(spark, source, slot, delta=True) as running:
+    with ours.stream(spark, source, slot, lake=lake) as running:
         idle_s = _idle_cpu_s_per_s()
         watch, started_s = Watch(), time.monotonic()
         delta_s = _one(source, running, size, n_savepoints)

@@ -40,7 +40,7 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
             drained = ours.drain(spark, source, next(slots), rows + 1, ours.touch_every_row)
             large["spark"].append(drained.done_s)
             large["cost"].append(_cost(drained, rows))
-            drained = ours.drain(spark, source, next(slots), rows + 1, ours.nothing, delta=True)
+            drained = ours.drain(spark, source, next(slots), rows + 1, ours.nothing, lake="delta")
             large["delta"].append(drained.done_s)
             large["cost_delta"].append(_cost(drained, rows))
             large["binary"].append(references.recvlogical(source, next(slots), end_lsn, binary=True))

@@ -56,7 +56,7 @@ def _lag(spark: Any, source: Source, size: int, streaming: str, suffix: str) -> 
         handler_s, count_s = _one(source, running, size, streamed=streamed)
     source.execute("select pg_drop_replication_slot(%s)", first)
     source.execute("select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", second)
-    with ours.stream(spark, source, second, delta=True, streaming=streaming) as running:
+    with ours.stream(spark, source, second, lake="delta", streaming=streaming) as running:
         _, delta_s = _one(source, running, size, streamed=streamed)
     source.execute("select pg_drop_replication_slot(%s)", second)
     source.execute("truncate t")

@@ -26,9 +26,8 @@ from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.settings.config import Config
-from xidstream.pipeline.sinks.delta_sink import DeltaSink
 from xidstream.pipeline.sinks.foreach import ForeachSink
-from xidstream.pipeline.sinks.sink import Sink
+from xidstream.pipeline.sinks.sink import Sink, make_root, make_sink
 from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.spark_batch import SparkBatch
 
@@ -75,8 +74,8 @@ class Arrival:
 
 @dataclass
 class Stream:
-    """A running stream; ``arrivals`` grows. ``delta``: where its tables are, if it writes any. ``reading_since_s``:
-    when the reader of the present epoch started to read."""
+    """A running stream; ``arrivals`` grows. ``delta``: where its Delta tables are, if it writes any.
+    ``reading_since_s``: when the reader of the present epoch started to read."""
 
     delta: Path = Path()
     query: Any = None
@@ -139,26 +138,31 @@ def stream(
     slot: str,
     action: Callable[[SparkBatch], None] = nothing,
     *,
-    delta: bool = False,
+    lake: str = "",
     **settings: Any,
 ) -> Iterator[Stream]:
-    """A stream that runs until the block ends. With ``delta`` it writes Delta tables in place of calling ``action``."""
+    """A stream that runs until the block ends. With ``lake`` (``delta`` or ``iceberg``) it writes tables of that kind
+    in place of calling ``action``."""
     with tempfile.TemporaryDirectory(prefix="xs-bench-", ignore_cleanup_errors=True) as folder:
+        spec = {"": "", "delta": f"delta:{folder}/delta", "iceberg": f"iceberg:{folder}/lake/shop"}[lake]
         config = Config.of(
             {
                 "dsn": source.dsn,
                 "slot": slot,
                 "publication": PUBLICATION,
                 "storage": f"{folder}/segments",
-                "sink": f"delta:{folder}/delta" if delta else "",
+                "sink": spec,
                 **settings,
             }
         )
         running = Stream(Path(folder) / "delta")
 
         def make(identity: SlotIdentity) -> Sink:
-            sink = DeltaSink(f"{folder}/delta", identity) if delta else ForeachSink(action)
+            sink = make_sink(spec, identity, config.sink_settings) if spec else ForeachSink(action)
             return _Noting(sink, running)
+
+        if spec:
+            make_root(spec)
 
         begin = Epoch.run
 

@@ -40,7 +40,7 @@ def _measure(spark: Any, source: Source, rows: int, seconds: float) -> dict[str,
     (slot,) = source.slots(1)
     committed: list[tuple[int, float]] = []
     stop = threading.Event()
-    with ours.stream(spark, source, slot, delta=True, snapshot="initial") as running:
+    with ours.stream(spark, source, slot, lake="delta", snapshot="initial") as running:
         writer = threading.Thread(target=_write, args=(source, committed, stop), daemon=True)
         writer.start()
         _wait(running, 1)

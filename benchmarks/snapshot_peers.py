@@ -130,7 +130,7 @@ def _ours(spark: Any, source: Source, table: str, number: int, rows: int) -> dic
     SnapshotSteps.start_readers = noted  # type: ignore[method-assign]
     try:
         with (
-            ours.stream(spark, source, slot, delta=True, snapshot="initial") as running,
+            ours.stream(spark, source, slot, lake="delta", snapshot="initial") as running,
             _server_cpu(source) as spent,
         ):
             watcher.watch.set()
