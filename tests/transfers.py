@@ -4,8 +4,8 @@ Clients move money, and whole rows, from one table to the other: in transactions
 rolled back, and some transactions are rolled back as a whole. So the sum over both tables is the same after each
 commit, and any read that mixes two moments shows another one.
 
-``python -m tests.transfers --manifest 9500 --as-of 500`` is the long run: a server, a stream into Delta tables, a
-mirror in a process of its own that is killed (SIGKILL) again and again, and readers. It prints counts, and ends with
+``python -m tests.transfers --manifest 9500 --as-of 500`` is the long run: a server, a run into Delta tables and a
+mirror, both processes that are killed (SIGKILL) again and again, and readers. It prints counts, and ends with
 status 1 at the first wrong sum, or where ``verify`` finds a difference at the end. ``--s3``: the tables stand in moto's
 S3. The suite has a short one (tests/e2e/test_mirror.py).
 """
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -148,35 +148,34 @@ def as_of_sum(root: Place, spark: Any) -> tuple[int, int]:
     return int(state.lsn), sum(totals)
 
 
-class KilledMirror:
-    """``xidstream mirror --every 1s --vacuum`` as a process, killed at random moments and started again.
+class Killed:
+    """``python -m xidstream ARGUMENTS`` as a process, killed (SIGKILL) at random moments and started again.
 
-    Five minutes are longer than any reader of this test takes."""
+    The processes that it started are left to end by themselves, as they have to where a run is lost. ``longest_s``: of
+    a life, once the process has said something, for three lives in four. The fourth ends whatever it does then, mostly
+    while it starts.
+    """
 
-    def __init__(self, root: Place, folder: Path, seed: int) -> None:
-        self._root = root
-        self._log = folder / "mirror.log"
+    def __init__(self, arguments: Sequence[str], log: Path, seed: int, longest_s: float) -> None:
+        self._command = [sys.executable, "-m", "xidstream", *arguments]
+        self._log = log
+        self._longest_s = longest_s
         self._dice = random.Random(seed)
         self._stop = threading.Event()
         self.n_kills = 0
         self.failure: str | None = None
-        """Why a mirror ended that nobody had killed."""
+        """Why a process ended that nobody had killed."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        place = ["--sink", f"delta:{self._root}", "--every", "1s", "--vacuum", "--mirror-retention", "5min"]
-        path = self._log
         while not self._stop.is_set():
-            with path.open("ab") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "xidstream", "mirror", *place], stdout=log, stderr=log
-                )
-            is_last = self._lives(path)
+            with self._log.open("ab") as log:
+                process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            is_last = self._lives()
             if process.poll() is not None:
-                self.failure = (
-                    f"the mirror ended with status {process.returncode}: {path.read_text()[-2000:]}"
-                )
+                said = self._log.read_text()[-2000:]
+                self.failure = f"{self._command[3]} ended with status {process.returncode}: {said}"
                 return
             if is_last:
                 process.terminate()
@@ -186,25 +185,45 @@ class KilledMirror:
             process.wait()
             self.n_kills += 1
 
-    def _lives(self, log: Path) -> bool:
+    def _lives(self) -> bool:
         """Wait for the end of one life. Returns whether it is the last one.
 
-        One life in four ends whatever the mirror does then, mostly while it starts or makes its first refresh. The
-        others go on for some minutes behind the first refresh, which takes as long as the machine's load makes it
-        take: each start of a Ray and a Spark costs some 45 s of CPU, and shorter lives would leave the readers none.
-        As the mirror refreshes every second, most of these kills strike a refresh, too.
+        A start takes as long as the machine's load makes it take. If lives were counted from there, the readers would
+        see nothing new on a busy machine.
         """
         if self._dice.random() < 1 / 4:
-            return self._stop.wait(self._dice.uniform(10, 40))
-        n_bytes, deadline_s = log.stat().st_size, time.monotonic() + 300
-        while log.stat().st_size == n_bytes and time.monotonic() < deadline_s:
+            return self._stop.wait(self._dice.uniform(5, 40))
+        n_bytes, deadline_s = self._log.stat().st_size, time.monotonic() + 300
+        while self._log.stat().st_size == n_bytes and time.monotonic() < deadline_s:
             if self._stop.wait(0.5):
                 return True
-        return self._stop.wait(self._dice.uniform(30, 240))
+        return self._stop.wait(self._dice.uniform(self._longest_s / 8, self._longest_s))
 
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
+
+
+def killed_mirror(root: Place, folder: Path, seed: int) -> Killed:
+    """It refreshes every second, so most kills strike a refresh. Five minutes are longer than any reader here takes."""
+    place = ["--sink", f"delta:{root}", "--every", "1s", "--vacuum", "--mirror-retention", "5min"]
+    return Killed(["mirror", *place], folder / "mirror.log", seed, longest_s=240)
+
+
+def killed_run(root: Place, folder: Path, dsn: str, seed: int) -> Killed:
+    source = [
+        "--dsn",
+        dsn,
+        "--slot",
+        "transfers",
+        "--publication",
+        "p",
+        "--create-slot",
+        "--snapshot",
+        "initial",
+    ]
+    place = ["--storage", str(folder / "storage"), "--sink", f"delta:{root}"]
+    return Killed(["run", *source, *place], folder / "run.log", seed + 1, longest_s=120)
 
 
 def main() -> None:
@@ -251,44 +270,41 @@ def s3_root() -> Iterator[str]:
 
 def _long_run(root: Place, folder: Path, n_manifest: int, n_as_of: int, seed: int, pause_s: float) -> bool:
     from benchmarks.source import Source, server
-    from xidstream import ChangeStream, spark_session
+    from xidstream import spark_session
 
     with server() as running:
         source = Source(running, "transfers")
         for statement in filter(str.strip, SCHEMA.split(";")):
             source.execute(statement)
         spark = spark_session("transfers")
-        settings = {
-            "dsn": source.dsn,
-            "slot": "transfers",
-            "publication": "p",
-            "storage": str(folder / "storage"),
-            "create_slot": True,
-            "snapshot": "initial",
-        }
-        query = ChangeStream(settings).toDelta(str(root)).start(spark)
+        run = killed_run(root, folder, source.dsn, seed)
         clients = Clients(lambda: psycopg.connect(source.dsn, autocommit=True), seed=seed, pause_s=pause_s)
-        while has_no_snapshots(root) or not is_known(root):
-            assert query.isActive, query.exception()
-            time.sleep(1)
-        mirror = KilledMirror(root, folder, seed)
+        mirror = None
         try:
-            try:
-                failed = _read(root, spark, n_manifest, n_as_of, clients, mirror, query)
-            finally:
-                clients.stop()
-                mirror.stop()
+            while has_no_snapshots(root) or not is_known(root):
+                assert run.failure is None, run.failure
+                time.sleep(1)
+            mirror = killed_mirror(root, folder, seed)
+            failed = _read(root, spark, n_manifest, n_as_of, clients, mirror, run)
+        finally:
+            clients.stop()
+            for each in (mirror, run):
+                if each is not None:
+                    each.stop()
+        try:
             return failed or not _is_right(root, folder, spark, source.dsn)
         finally:
-            query.stop()
             source.close()
 
 
 def _is_right(root: Place, folder: Path, spark: Any, dsn: str) -> bool:
     """Whether the log is what the source holds, and a refresh brings the base tables to it."""
-    from xidstream import ChangeLog
+    from xidstream import ChangeLog, ChangeStream
     from xidstream.actors.mirror import Mirror
 
+    settings = {"dsn": dsn, "slot": "transfers", "publication": "p", "storage": str(folder / "storage")}
+    # What the last kill left in the slot.
+    ChangeStream(settings).toDelta(str(root)).trigger(availableNow=True).start(spark).awaitTermination()
     log = ChangeLog(str(root))
     log.wait()
     found = log.verify(spark, dsn, "p", staging=str(folder))
@@ -323,14 +339,13 @@ def is_known(root: Place) -> bool:
 
 
 def _read(
-    root: Place, spark: Any, n_manifest: int, n_as_of: int, clients: Clients, mirror: KilledMirror, query: Any
+    root: Place, spark: Any, n_manifest: int, n_as_of: int, clients: Clients, mirror: Killed, run: Killed
 ) -> bool:
     n = {"manifest": 0, "as_of": 0}
     wrong: list[tuple[str, int, int]] = []
     moments: set[tuple[str, int]] = set()
     while (n["manifest"] < n_manifest or n["as_of"] < n_as_of) and not wrong:
-        assert query.isActive, query.exception()
-        assert mirror.failure is None, mirror.failure
+        assert run.failure is None and mirror.failure is None, run.failure or mirror.failure
         kind = "as_of" if n["as_of"] * n_manifest < n["manifest"] * n_as_of or not n_manifest else "manifest"
         found = as_of_sum(root, spark) if kind == "as_of" else manifest_sum(root)
         if found is None:
@@ -344,7 +359,7 @@ def _read(
             print(f"{n} reads, {len(moments)} moments, {sum(clients.n_commits)} commits", flush=True)
     print(
         f"reads: {n}; different moments: {len(moments)}; commits of clients: {sum(clients.n_commits)}; kills of the "
-        f"mirror: {mirror.n_kills}; wrong sums: {wrong}"
+        f"mirror: {mirror.n_kills}, of the run: {run.n_kills}; wrong sums: {wrong}"
     )
     return bool(wrong)
 

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import ray
 from ray._private import ray_constants
+from ray._private import utils as ray_utils
 from ray._private.node import Node
 
 from xidstream.actors.runtime.hidden_variables import hidden_from_children
@@ -190,14 +191,18 @@ def _single_node() -> Iterator[None]:
 @contextmanager
 def _without_helpers() -> Iterator[None]:
     """Ray has no setting that leaves them out."""
-    before = {name: getattr(Node, name) for name in _HELPERS if hasattr(Node, name)}
-    for name in before:
-        setattr(Node, name, lambda self, **arguments: None)
+    replaced = [(Node, name, lambda self, **arguments: None) for name in _HELPERS]
+    # Asked for the dashboard's packages, Ray imports aiohttp, grpc and opentelemetry into this process. They are there.
+    replaced.append((ray_utils, "get_dashboard_dependency_error", lambda: None))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced if hasattr(owner, name)]
+    for owner, name, method in replaced:
+        if hasattr(owner, name):
+            setattr(owner, name, method)
     try:
         yield
     finally:
-        for name, method in before.items():
-            setattr(Node, name, method)
+        for owner, name, method in before:
+            setattr(owner, name, method)
 
 
 def _end_own() -> None:

@@ -1,14 +1,16 @@
 """Ask all who may know of an earlier run, where the storage has no record of the slot; write down where it begins.
 
 The rules are ``pipeline.postgres.beginning``'s. Called by the reader before the slot is created or read, by the
-preflight, and by the sequencer: when it takes the storage over, and when it knows the sink.
+preflight, and by the sequencer: when it takes the storage over, and when it knows the sink. The sequencer asks no
+server, so psycopg is imported by ``witnesses_of``.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from xidstream.pipeline.exchange import Beginning
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.postgres.admin import SlotState, stream_stats
 from xidstream.pipeline.postgres.beginning import (
     SinkHolds,
     Verdict,
@@ -19,7 +21,6 @@ from xidstream.pipeline.postgres.beginning import (
     no_first_run,
     verdict,
 )
-from xidstream.pipeline.postgres.login import Login
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.storage.beginning_record import (
@@ -32,11 +33,17 @@ from xidstream.pipeline.storage.progress import read_progress
 from xidstream.pipeline.storage.server_record import other_servers
 from xidstream.pipeline.storage.storage import Storage
 
+if TYPE_CHECKING:
+    from xidstream.pipeline.postgres.admin import SlotState
+    from xidstream.pipeline.postgres.login import Login
+
 
 def witnesses_of(
     storage: Storage, layout: Layout, login: Login, slot: SlotState, sink: SinkHolds | None = None
 ) -> Witnesses:
     """The witnesses of a slot without a record. Raises StorageFault, SegmentCorrupt, and what connecting raises."""
+    from xidstream.pipeline.postgres.admin import stream_stats
+
     stats = stream_stats(login, slot.name) if slot.exists else None
     return Witnesses(
         slot.confirmed_flush,
