@@ -191,7 +191,9 @@ def _single_node() -> Iterator[None]:
 @contextmanager
 def _without_helpers() -> Iterator[None]:
     """Ray has no setting that leaves them out."""
-    replaced = [(Node, name, lambda self, **arguments: None) for name in _HELPERS]
+    def leave_out(self: Node, **arguments: Any) -> None: ...
+
+    replaced: list[tuple[Any, str, Any]] = [(Node, name, leave_out) for name in _HELPERS]
     # Asked for the dashboard's packages, Ray imports aiohttp, grpc and opentelemetry into this process. They are there.
     replaced.append((ray_utils, "get_dashboard_dependency_error", lambda: None))
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced if hasattr(owner, name)]
