@@ -191,6 +191,7 @@ def _single_node() -> Iterator[None]:
 @contextmanager
 def _without_helpers() -> Iterator[None]:
     """Ray has no setting that leaves them out."""
+
     def leave_out(self: Node, **arguments: Any) -> None: ...
 
     replaced: list[tuple[Any, str, Any]] = [(Node, name, leave_out) for name in _HELPERS]
