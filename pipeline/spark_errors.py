@@ -2,7 +2,8 @@
 
 An error of ours raised in an executor comes back as text inside a PythonException; its class decides between
 retry, restart and stop, so it is read out of that text. Messages of foreign errors are left out of ours (a
-cast error quotes the value): the class is named, and the original is the ``__cause__``.
+cast error quotes the value): the class is named, Spark's condition and Java's class with it, and the original is the
+``__cause__``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _LOST_SIGNS: Final = (
 """The words of a stopped session, and of Ray's object store when the process that owned the rows has ended."""
 
 _RAISED: Final = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.*)$", re.MULTILINE)
+_JAVA_CLASS: Final = re.compile(r"^(?:: |Caused by: )((?:[A-Za-z_]\w*\.)+[A-Z][\w$]*)", re.MULTILINE)
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
+"""What pyspark's errors begin with."""
 
 
 def raised_in_executor(error: BaseException) -> XidstreamError | None:
@@ -36,6 +40,20 @@ def raised_in_executor(error: BaseException) -> XidstreamError | None:
     if isinstance(cls, type) and issubclass(cls, XidstreamError):
         return cls(message)
     return None
+
+
+def named(error: BaseException) -> str:
+    """The error's class, and behind it what a person can look up: the Java exception at the root, or Spark's condition.
+
+    ``Py4JJavaError (java.lang.ClassNotFoundException)``, ``PySparkRuntimeError (JAVA_GATEWAY_EXITED)``. Java's comes
+    from the trace in the text, because the JVM may be gone.
+    """
+    name = type(error).__name__
+    if name == "Py4JJavaError":
+        traced = _JAVA_CLASS.findall(str(error))
+        return f"{name} ({traced[-1]})" if traced else name
+    condition = _CONDITION.match(str(error))
+    return f"{name} ({condition[1]})" if condition else name
 
 
 def _is_session_lost(error: BaseException) -> bool:
@@ -61,7 +79,7 @@ def fault_of(error: Exception, doing: str) -> XidstreamError:
     ours = raised_in_executor(error)
     if ours is not None:
         return ours
-    name = type(error).__name__
+    name = named(error)
     if _is_session_lost(error):
         return ComponentLost(f"the Spark session was lost while {doing} ({name})")
     if isinstance(error, OSError):

@@ -39,7 +39,7 @@ from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
 from xidstream.pipeline.settings import file_modes
 from xidstream.pipeline.settings.config import Config, SparkMode
 from xidstream.pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
-from xidstream.pipeline.spark_errors import fault_of
+from xidstream.pipeline.spark_errors import fault_of, named
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,7 +154,10 @@ def not_started(error: Exception) -> EnvironmentFault:
             f"the Spark session did not start: localhost, or this machine's host name ({host}), cannot be resolved",
             remedy=f"look at /etc/hosts of this machine: it needs a line for localhost, and one for {host}",
         )
-    return EnvironmentFault(f"the Spark session did not start: {type(error).__name__}")
+    return EnvironmentFault(
+        f"the Spark session did not start: {named(error)}",
+        remedy="look at the setting spark_conf, and at the log of the Spark driver; nothing is lost",
+    )
 
 
 def _temporary_files() -> dict[str, str]:

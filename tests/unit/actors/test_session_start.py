@@ -20,6 +20,5 @@ def test_a_host_name_that_cannot_be_resolved_is_told_as_one_with_the_file_to_loo
 
 
 def test_another_failure_is_told_by_its_class() -> None:
-    assert str(not_started(RuntimeError("a value"))).startswith(
-        "the Spark session did not start: RuntimeError"
-    )
+    fault = not_started(RuntimeError("a value"))
+    assert fault.message == "the Spark session did not start: RuntimeError" and "spark_conf" in fault.remedy
