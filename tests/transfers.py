@@ -152,13 +152,14 @@ class Killed:
     """``python -m xidstream ARGUMENTS`` as a process, killed (SIGKILL) at random moments and started again.
 
     The processes that it started are left to end by themselves, as they have to where a run is lost. ``longest_s``: of
-    a life, once the process has said something, for three lives in four. The fourth ends whatever it does then, mostly
+    a life, once the process has said ``begun``, for three lives in four. The fourth ends whatever it does then, mostly
     while it starts.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path, seed: int, longest_s: float) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, seed: int, begun: str, longest_s: float) -> None:
         self._command = [sys.executable, "-m", "xidstream", *arguments]
         self._log = log
+        self._begun = begun
         self._longest_s = longest_s
         self._dice = random.Random(seed)
         self._stop = threading.Event()
@@ -171,8 +172,9 @@ class Killed:
     def _run(self) -> None:
         while not self._stop.is_set():
             with self._log.open("ab") as log:
+                n_bytes = log.tell()
                 process = subprocess.Popen(self._command, stdout=log, stderr=log)
-            is_last = self._lives()
+            is_last = self._lives(n_bytes)
             if process.poll() is not None:
                 said = self._log.read_text()[-2000:]
                 self.failure = f"{self._command[3]} ended with status {process.returncode}: {said}"
@@ -185,16 +187,16 @@ class Killed:
             process.wait()
             self.n_kills += 1
 
-    def _lives(self) -> bool:
-        """Wait for the end of one life. Returns whether it is the last one.
+    def _lives(self, n_bytes: int) -> bool:
+        """Wait for the end of one life, whose words stand behind ``n_bytes``. Returns whether it is the last one.
 
         A start takes as long as the machine's load makes it take. If lives were counted from there, the readers would
         see nothing new on a busy machine.
         """
         if self._dice.random() < 1 / 4:
             return self._stop.wait(self._dice.uniform(5, 40))
-        n_bytes, deadline_s = self._log.stat().st_size, time.monotonic() + 300
-        while self._log.stat().st_size == n_bytes and time.monotonic() < deadline_s:
+        deadline_s = time.monotonic() + 300
+        while self._begun.encode() not in self._log.read_bytes()[n_bytes:] and time.monotonic() < deadline_s:
             if self._stop.wait(0.5):
                 return True
         return self._stop.wait(self._dice.uniform(self._longest_s / 8, self._longest_s))
@@ -207,7 +209,7 @@ class Killed:
 def killed_mirror(root: Place, folder: Path, seed: int) -> Killed:
     """It refreshes every second, so most kills strike a refresh. Five minutes are longer than any reader here takes."""
     place = ["--sink", f"delta:{root}", "--every", "1s", "--vacuum", "--mirror-retention", "5min"]
-    return Killed(["mirror", *place], folder / "mirror.log", seed, longest_s=240)
+    return Killed(["mirror", *place], folder / "mirror.log", seed, "base tables", longest_s=240)
 
 
 def killed_run(root: Place, folder: Path, dsn: str, seed: int) -> Killed:
@@ -223,7 +225,7 @@ def killed_run(root: Place, folder: Path, dsn: str, seed: int) -> Killed:
         "initial",
     ]
     place = ["--storage", str(folder / "storage"), "--sink", f"delta:{root}"]
-    return Killed(["run", *source, *place], folder / "run.log", seed + 1, longest_s=120)
+    return Killed(["run", *source, *place], folder / "run.log", seed + 1, "reading slot", longest_s=120)
 
 
 def main() -> None:
