@@ -38,7 +38,8 @@ from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.checkout import IMPORT_ROOT
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
 from xidstream.pipeline.settings import file_modes
-from xidstream.pipeline.settings.config import Config, SparkMode
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.modes import SparkMode
 from xidstream.pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
 from xidstream.pipeline.spark_errors import fault_of
 
