@@ -28,13 +28,18 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-spark4 test-spark43 test-slow test-nightly unit soak chaos snapshots cluster-test bench bench-quick audit docs site lint format clean distclean
+.PHONY: help setup names demo test test-spark4 test-spark43 test-slow test-nightly unit soak chaos snapshots cluster-test bench bench-quick audit docs site lint format clean distclean
 
 help: ## Show this list
 	@echo "Targets (make PYTHON=/path/to/python3.12 … chooses the interpreter of a new environment):"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make .venv and install xidstream with everything pinned; quick when nothing changed
+setup: $(STAMP) names ## Make .venv and install xidstream with everything pinned; quick when nothing changed
+
+# The parts of the package under the names that imports have, for tools that read folders: see xidstream/checkout.py.
+names: ## Make the package's tree in build/names, of links, for type checkers and editors
+	@mkdir -p build/names/xidstream
+	@cd build/names/xidstream && ln -sf ../../../xidstream/*.py ../../../xidstream/py.typed ../../../actors ../../../pipeline .
 
 # An environment is made anew only if there is none that works: a half-made one has no pip, and one of a removed or
 # wrong Python does not answer. A stamp is written last, so an interrupted install is done again.
@@ -50,13 +55,12 @@ define make-venv
 	$(PY) -m pip install --quiet -c constraints.txt --upgrade pip
 endef
 
-# A dot every two seconds on a terminal, as pip says nothing for a minute. The build's warning about packages of the same
-# name in the working directory says nothing of use here.
+# A dot every two seconds on a terminal, as pip says nothing for a minute.
 comma := ,
 define install
 @echo "installing $(1): a minute or two"
 @if [ -t 2 ]; then (while sleep 2; do printf . >&2; done) & dots=$$!; fi; \
-    PYTHONWARNINGS=ignore $(PY) -m pip install --quiet -c constraints.txt -e '$(1)'; status=$$?; \
+    $(PY) -m pip install --quiet -c constraints.txt -e '$(1)'; status=$$?; \
     if [ -n "$$dots" ]; then kill $$dots; echo >&2; fi; exit $$status
 endef
 
@@ -151,7 +155,7 @@ lint: setup ## Check style, types, and the layers of imports
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(VENV)/bin/lint-imports
+	cd build/names && $(abspath $(VENV))/bin/lint-imports --config ../../pyproject.toml --cache-dir ../../.import_linter_cache
 
 format: setup ## Format the code as lint asks
 	$(PY) -m ruff check --fix .

@@ -1,8 +1,8 @@
 """PostgreSQL transactions in Spark the moment they commit, however big they are.
 
 This package is what gets installed and imported. ``xidstream.actors`` and ``xidstream.pipeline`` are the folders
-``actors/`` and ``pipeline/`` at the top of the repository, reached here through two symbolic links. As installed names
-of their own they would collide with a user's ``pipeline.py`` and with packages on the index.
+``actors/`` and ``pipeline/`` at the top of the repository (``xidstream.checkout`` says how). As installed names of
+their own they would collide with a user's ``pipeline.py`` and with packages on the index.
 
 The public names are loaded on first use. Every Spark worker imports this package on its way to
 ``xidstream.pipeline``, and must not load Ray for that.
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, Final
+
+from xidstream.checkout import load_folders
 
 if TYPE_CHECKING:
     from xidstream.actors.api.change_stream import ChangeStream
@@ -53,6 +55,8 @@ _HOMES: Final = {
     "Verification": "xidstream.pipeline.verify.result",
     "spark_session": "xidstream.actors.driver.session",
 }
+
+load_folders()
 
 
 def __getattr__(name: str) -> Any:

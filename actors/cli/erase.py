@@ -213,7 +213,8 @@ def _lines(path: Path | None) -> Sequence[str]:
 
 def _places(config: Config) -> Places:
     from xidstream.actors.cli.checks import stored_slot
-    from xidstream.pipeline.changelog.change_log import ChangeLog
+    from xidstream.pipeline.changelog.log_root import root_of
+    from xidstream.pipeline.changelog.slot_log import SlotLog
     from xidstream.pipeline.erasure.erasing import Places
     from xidstream.pipeline.errors import ConfigError
     from xidstream.pipeline.settings.file_modes import choose_for_process
@@ -228,4 +229,4 @@ def _places(config: Config) -> Places:
     check_sink_spec(config.sink)
     choose_for_process(config.storage_mode)
     storage, layout = stored_slot(config)
-    return Places(ChangeLog(uri, config.slot), storage, layout)
+    return Places(SlotLog(root_of(uri), config.slot), storage, layout)

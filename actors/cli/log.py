@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.consumers import ConsumerPosition
+from xidstream.pipeline.changelog.log_root import root_of
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.errors import ConfigError, Unsupported, UsageError
 from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.quantities import human_bytes, human_s, visible
@@ -70,7 +71,7 @@ def remove_consumer_command(config: Config, name: str) -> None:
     click.echo(f"consumer {name} is forgotten: what it has not read may be removed from now on")
 
 
-def _log_of(config: Config) -> ChangeLog:
+def _log_of(config: Config) -> SlotLog:
     kind, _ = parse_sink_spec(config.sink)
     if not kind.has_states:
         raise ConfigError(
@@ -78,10 +79,10 @@ def _log_of(config: Config) -> ChangeLog:
             remedy=f"give what the run has as --sink: {DELTA.form} or {ICEBERG.form}",
         )
     check_sink_spec(config.sink)
-    return ChangeLog(config.sink, config.slot or None)
+    return SlotLog(root_of(config.sink), config.slot or None)
 
 
-def _lsns(log: ChangeLog, table: tuple[str, str]) -> tuple[str | None, str | None, str | None]:
+def _lsns(log: SlotLog, table: tuple[str, str]) -> tuple[str | None, str | None, str | None]:
     """The oldest state, the cut, and why neither can be told."""
     try:
         oldest, cut = log.oldest_lsn(table), log.cut_lsn(table)

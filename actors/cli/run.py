@@ -35,8 +35,9 @@ from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.errors import ConfigError, ExitStatus, SlotLost, XidstreamError
 from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.faultpoints import VARIABLE, armed
-from xidstream.pipeline.settings.config import Config, SnapshotMode, SparkMode
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.file_modes import choose_for_process
+from xidstream.pipeline.settings.modes import SnapshotMode, SparkMode
 from xidstream.pipeline.sinks.sink import check_sink_spec
 
 _CHECKS_POLL_S = 0.25

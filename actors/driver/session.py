@@ -35,9 +35,11 @@ from xidstream.actors.runtime.ray_cluster import (
 )
 from xidstream.actors.runtime.spark_version import require_raydp_for_spark
 from xidstream.actors.runtime.waiting_line import waiting
+from xidstream.checkout import IMPORT_ROOT
 from xidstream.pipeline.errors import EnvironmentFault, PreconditionMissing
 from xidstream.pipeline.settings import file_modes
-from xidstream.pipeline.settings.config import Config, SparkMode
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.modes import SparkMode
 from xidstream.pipeline.spark.session import SPARK_CONF, plan_first_job, warm_up
 from xidstream.pipeline.spark_errors import fault_of, named
 
@@ -251,8 +253,5 @@ def _python_path() -> str:
 
     Behind what was there: a user's own ``pipeline.py`` must win against the folder of that name in a checkout.
     """
-    # Of this module's own path, with the link `xidstream/actors` in it. `xidstream.__file__` is None where the working
-    # directory has a folder `xidstream` and the package is an editable install: then Python takes that folder.
-    home = str(Path(__file__).parents[3])
     inherited = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([inherited, home]) if inherited else home
+    return os.pathsep.join([inherited, str(IMPORT_ROOT)]) if inherited else str(IMPORT_ROOT)

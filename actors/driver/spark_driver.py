@@ -39,8 +39,9 @@ from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
-from xidstream.pipeline.settings.config import Config, SparkMode
+from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.file_modes import choose_for_process
+from xidstream.pipeline.settings.modes import SparkMode
 from xidstream.pipeline.settings.sink_kinds import kind_of
 from xidstream.pipeline.sinks.sink import make_sink
 from xidstream.pipeline.spark_errors import fault_of

@@ -31,7 +31,6 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from xidstream.actors.runtime.run_folder import (
@@ -43,6 +42,7 @@ from xidstream.actors.runtime.run_folder import (
     started_in,
     was_started_in,
 )
+from xidstream.checkout import IMPORT_ROOT
 
 _LOOK_AT_LOGS_S: Final = 60.0
 _KILLED_S: Final = 30.0
@@ -61,12 +61,11 @@ class Watchdog:
     """The run's end of the pipe."""
 
     def __init__(self, folder: RunFolder) -> None:
-        home = str(Path(__file__).parents[3])
         # A defect of its own is told there, and stays there: nobody tidies up then.
         with open(f"{folder.path}/watchdog.err", "ab") as errors:
             # Isolated: neither the user's PYTHONPATH nor their site decides what this imports.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _PROGRAM, "xidstream-watchdog", home, folder.path],
+                [sys.executable, "-I", "-c", _PROGRAM, "xidstream-watchdog", str(IMPORT_ROOT), folder.path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

@@ -61,7 +61,8 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
 from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotTables, SnapshotTarget
-from xidstream.pipeline.settings.config import Config, SnapshotMode
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.modes import SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation

@@ -25,7 +25,8 @@ from typing import Final
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.initial_copy.readers import HOLDER_CPUS, readers_here
 from xidstream.pipeline.quantities import counted
-from xidstream.pipeline.settings.config import Config, SnapshotMode, SparkMode
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.modes import SnapshotMode, SparkMode
 
 LEAST: Final = 0.25
 """Sixteen slots a CPU, with the defaults. With nothing to do a slot takes 5 % of a core (docs/sizing.md), so they keep

@@ -23,7 +23,8 @@ from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.conninfo import complete
-from xidstream.pipeline.settings.config import Config, SnapshotMode
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.modes import SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.storage.keys import Layout

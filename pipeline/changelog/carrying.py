@@ -34,9 +34,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_root import DeltaRoot
 from xidstream.pipeline.changelog.moment import answered_up_to, moment_of, table_at
 from xidstream.pipeline.changelog.shape import as_type
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.errors import PreconditionMissing, SnapshotInterrupted
 from xidstream.pipeline.faultpoints import reach
@@ -79,7 +80,7 @@ def carry(
 ) -> tuple[WrittenFile, ...] | None:
     """``SnapshotTables.carry``. ``application_id``: the slot's. Raises SnapshotInterrupted, too, where the log has
     other columns than the snapshot."""
-    log = ChangeLog(root.uri, application_id, root.storage_options)
+    log = SlotLog(DeltaRoot(root), application_id)
     bounds, name = carrying.bounds, carrying.relation.name
     if answered_up_to(log) < bounds.valid_from:
         return None

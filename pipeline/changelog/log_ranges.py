@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, reading
 from xidstream.pipeline.changelog.shapes import layout_lsns, shape_at
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.errors import Unsupported, UsageError
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.erased_marks import UPTO
@@ -106,10 +106,10 @@ class QueryTable:
     """One table at one moment, as a query reads it. ``wanted``: the query's columns, or None for all of the layout at
     ``lsn``, with the contract's behind them.
 
-    Raises UsageError where no layout of the table has the columns, and what ``ChangeLog`` raises.
+    Raises UsageError where no layout of the table has the columns, and what ``SlotLog`` raises.
     """
 
-    def __init__(self, log: ChangeLog, table: str | TableName, lsn: Lsn, wanted: StructType | None = None):
+    def __init__(self, log: SlotLog, table: str | TableName, lsn: Lsn, wanted: StructType | None = None):
         self.name, self._table = log.log_table(table)
         self._lsns = layout_lsns(self._table.properties, log.application_id)
         self._slot = log.application_id
@@ -193,7 +193,7 @@ class Commits:
     """What ``_transactions`` says of the commits behind ``since`` up to ``until``: ``lsns``, in order, and ``oldest``,
     the first LSN of all that there is; None where there is none. ``cut``: up to here some are gone."""
 
-    def __init__(self, log: ChangeLog, since: int, until: int) -> None:
+    def __init__(self, log: SlotLog, since: int, until: int) -> None:
         table = log.transactions_table()
         rows = table.between(since, until, ["tables"])
         self.lsns: list[int] = rows["commit_lsn"].to_pylist()

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -20,7 +20,7 @@ _PAGE_HEADER_BYTES = 40
 """The most that stands between the end of a WAL record and the next one's begin."""
 
 
-def answered_up_to(log: ChangeLog) -> Lsn:
+def answered_up_to(log: SlotLog) -> Lsn:
     """Up to where ``as_of`` may answer now, for all tables. Asked anew each time."""
     return log.readable_lsn
 
@@ -39,7 +39,7 @@ class Moment:
     left_out: tuple[Lsn, ...] = ()
 
 
-def moment_of(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment:
+def moment_of(log: SlotLog, table: str, bounds: SnapshotBounds) -> Moment:
     """The moment of a table's snapshot, whose ``valid_from`` the log has reached.
 
     Only two kinds of transactions can have committed up to there and be unseen: those of ``xip``, and those that began
@@ -54,7 +54,7 @@ def moment_of(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment:
     return Moment(bounds.valid_from, unseen(mine, bounds))
 
 
-def standby_moment(log: ChangeLog, table: str, bounds: SnapshotBounds) -> Moment | None:
+def standby_moment(log: SlotLog, table: str, bounds: SnapshotBounds) -> Moment | None:
     """The moment of a table's snapshot on a standby, where the log has reached ``replayed_upto``. None if it cannot be
     told.
 
@@ -78,8 +78,8 @@ def unseen(transactions: Iterable[tuple[int, int]], bounds: SnapshotBounds) -> t
     return tuple(sorted(Lsn(lsn) for xid, lsn in newest.items() if not bounds.contains(Xid(xid), Lsn(lsn))))
 
 
-def table_at(log: ChangeLog, table: str, moment: Moment) -> TableAt:
-    """What stands for the table at the moment. Raises as ``ChangeLog.table_at`` does."""
+def table_at(log: SlotLog, table: str, moment: Moment) -> TableAt:
+    """What stands for the table at the moment. Raises as ``SlotLog.table_at`` does."""
     found = log.table_at(table, moment.lsn)
     if not moment.left_out:
         return found

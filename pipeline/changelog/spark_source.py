@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_ranges import (
     Commits,
     FileRange,
@@ -39,6 +38,8 @@ from xidstream.pipeline.changelog.log_ranges import (
     admitted,
     missing_commit,
 )
+from xidstream.pipeline.changelog.log_root import root_of
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
@@ -193,7 +194,7 @@ class LogSource:
     def __init__(self, options: SourceOptions, schema: StructType | None = None) -> None:
         self.options = options
         self._schema = schema
-        self.log = ChangeLog(options.path, options.slot, options.storage_options)
+        self.log = SlotLog(root_of(options.path, options.storage_options), options.slot)
         self.log.delta_location('the data source "xidstream" needs')
 
     def tables(self, lsn: Lsn) -> list[QueryTable]:

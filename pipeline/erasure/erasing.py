@@ -50,7 +50,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.delta.erased_copies import copies_in_log, in_work, left_of
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, rows_of_keys
 from xidstream.pipeline.delta.erased_rows import erase_rows
@@ -89,7 +89,7 @@ _POLL_S: Final = 0.5
 class Places:
     """Where the slot's rows are: its log, and its storage with the keys of its objects."""
 
-    log: ChangeLog
+    log: SlotLog
     storage: Storage
     layout: Layout
 
@@ -190,7 +190,7 @@ def look(places: Places, record: ErasureRecord) -> ErasureRecord:
     return looked
 
 
-def _check_server(log: ChangeLog, layout: Layout) -> None:
+def _check_server(log: SlotLog, layout: Layout) -> None:
     system, _, rest = log.application_id.partition("/")
     if (system, rest.rpartition("/")[2]) != (str(layout.system_identifier), layout.slot):
         raise PreconditionMissing(

@@ -33,10 +33,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import TableGeneration, generation_at
 from xidstream.pipeline.changelog.log_root import DeltaRoot, root_of
 from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current, has_commit
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.delta.kept_tables import KeptTables
 from xidstream.pipeline.errors import (
@@ -107,7 +107,7 @@ class BaseTables:
             )
         self._root = root.delta_location
         self._kept = KeptTables()
-        self._seen: ChangeLog | None = None
+        self._seen: SlotLog | None = None
         self._slot = slot
         self._file_bytes = file_bytes
         self._manifest: ManifestWriter | None = None
@@ -167,14 +167,14 @@ class BaseTables:
         finally:
             self._busy.release()
 
-    def _log(self) -> ChangeLog:
-        return ChangeLog.of(DeltaRoot(self._root, self._kept), self._slot)
+    def _log(self) -> SlotLog:
+        return SlotLog(DeltaRoot(self._root, self._kept), self._slot)
 
     def _forget(self) -> None:
         self._kept.forget()
         self._seen = None
 
-    def _claimed(self, log: ChangeLog) -> ManifestWriter:
+    def _claimed(self, log: SlotLog) -> ManifestWriter:
         if self._manifest is None:
             manifest = ManifestWriter(self._root, log.application_id, self._kept)
             manifest.claim()
@@ -239,7 +239,7 @@ class BaseTables:
         refreshed.sort(key=lambda each: each.table)
         return Refreshed(lsn, tuple(refreshed), left_out, time.monotonic() - began_s)
 
-    def _is_named(self, log: ChangeLog) -> bool:
+    def _is_named(self, log: SlotLog) -> bool:
         """Whether the manifest has all that can be read now. Raises Superseded."""
         last_lsn, _ = self._claimed(log).look()
         return log.readable_lsn <= last_lsn
@@ -282,7 +282,7 @@ def _check_of(is_given_up: Callable[[], bool], message: str) -> Callable[[], Non
 
 def _untouched(
     root: Location,
-    log: ChangeLog,
+    log: SlotLog,
     generations: Generations,
     lines: Iterable[ManifestLine],
     lsn: Lsn,
@@ -306,7 +306,7 @@ def _untouched(
 
 
 def _tables_at(
-    log: ChangeLog, lsn: Lsn, generations: Generations, kept: Container[str]
+    log: SlotLog, lsn: Lsn, generations: Generations, kept: Container[str]
 ) -> tuple[list[TableAt], dict[str, str]]:
     """The tables that have a state there, without ``kept``, and the reasons why others have none."""
     found, left_out = [], {}

@@ -14,7 +14,8 @@ from xidstream.pipeline.postgres.admin import describe_slot, sql_connection
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.snapshot_sources import survey
-from xidstream.pipeline.settings.config import Config, SnapshotMode
+from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.modes import SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.snapshot.decision import Decision, takes_snapshots
 from xidstream.pipeline.storage.keys import Layout

@@ -1,7 +1,7 @@
 """The settings of a run: one frozen dataclass, validated at construction, filled from TOML and options.
 
 Each field has its unit in its name. Its metadata has the sentence that ``--help`` and docs/settings.md show. A wrong
-value raises ConfigError with the setting's name and the values that are allowed.
+value raises ConfigError with the setting's name and the values that are allowed (``config_checks``).
 
 No setting is a secret by itself, but ``dsn``, ``storage``, ``sink`` and ``spark_conf`` may hold one. ``repr`` leaves
 them out or redacts them, and code that shows a URI to people shows ``redacted(uri)``. No secret travels in an actor's
@@ -17,7 +17,6 @@ of every slot.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -25,27 +24,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xidstream.pipeline.errors import ConfigError, UsageError
-from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.pg_rules import (
-    Streaming,
-    check_publication_names,
-    check_slot_name,
-    check_stream_options,
-    duration_s,
-    renamed_columns,
-    work_mem,
-)
-from xidstream.pipeline.settings.addresses import check_place, host_and_port
+from xidstream.pipeline.errors import ConfigError
+from xidstream.pipeline.pg_rules import check_publication_names, duration_s, renamed_columns
+from xidstream.pipeline.settings.addresses import check_place
+from xidstream.pipeline.settings.config_checks import check_values
 from xidstream.pipeline.settings.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
-from xidstream.pipeline.settings.file_modes import DEFAULT, check_mode
+from xidstream.pipeline.settings.file_modes import DEFAULT
 from xidstream.pipeline.settings.local_paths import absolute, is_path
 from xidstream.pipeline.settings.setting_types import check_type, spark_settings
 from xidstream.pipeline.settings.settings_file import load_toml, unknown_setting
 from xidstream.pipeline.settings.sink_kinds import SinkKind, kind_named, kind_of
 from xidstream.pipeline.settings.sink_settings import SinkSettings
-from xidstream.pipeline.settings.sizes import check_executor_memory, parse_size
+from xidstream.pipeline.settings.sizes import parse_size
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -58,22 +49,6 @@ def _setting(
 ) -> Any:
     """``size``: bytes, which people write as ``parse_size`` reads them. ``within``: the least and the most."""
     return field(default=default, metadata={"help": text, "size": size, "within": within})
-
-
-class SparkMode(enum.Enum):
-    """The setting ``spark``. ``AUTO`` is LOCAL on a Ray that the run itself starts, and RAYDP on any other."""
-
-    AUTO = "auto"
-    LOCAL = "local"
-    RAYDP = "raydp"
-
-
-class SnapshotMode(enum.Enum):
-    """The setting ``snapshot``. ``ONLY`` is INITIAL in a run that ends when all tables are taken."""
-
-    INITIAL = "initial"
-    NEVER = "never"
-    ONLY = "only"
 
 
 @dataclass(frozen=True)
@@ -388,78 +363,7 @@ class Config:
         check_place(root if is_place else self.sink, "sink")
         if kind is not None and is_place and root and is_path(root):
             object.__setattr__(self, "sink", kind.spec(absolute(root)))
-        self._check_ranges()
-
-    def _check_ranges(self) -> None:
-        if self.slot:
-            check_slot_name(self.slot)
-        if self.streaming not in [each.value for each in Streaming]:
-            raise ConfigError(f"streaming must be off, on or parallel, got {self.streaming!r}")
-        if self.snapshot and self.snapshot not in [each.value for each in SnapshotMode]:
-            raise ConfigError(f"snapshot must be initial, only or never, got {self.snapshot!r}")
-        if self.spark not in [each.value for each in SparkMode]:
-            raise ConfigError(f"spark must be auto, local or raydp, got {self.spark!r}")
-        if self.on_slot_lost not in ("stop", "resync"):
-            raise ConfigError(f"on_slot_lost must be stop or resync, got {self.on_slot_lost!r}")
-        if self.on_slot_lost == "resync" and self.snapshot in (
-            SnapshotMode.NEVER.value,
-            SnapshotMode.ONLY.value,
-        ):
-            raise ConfigError(
-                f"on_slot_lost = resync takes new snapshots of all tables, and snapshot is {self.snapshot}",
-                remedy="leave snapshot out, or give initial",
-            )
-        if self.on_poison not in ("stop", "park"):
-            raise ConfigError(f"on_poison must be stop or park, got {self.on_poison!r}")
-        if self.log_format not in ("text", "json"):
-            raise ConfigError(f"log_format must be text or json, got {self.log_format!r}")
-        check_mode(self.storage_mode)
-        if self.status_address not in ("", "off"):
-            host_and_port(self.status_address, "status_address")
-        if self.metrics_address:
-            host_and_port(self.metrics_address, "metrics_address")
-        check_stream_options(Streaming(self.streaming), self.proto_version, two_phase=self.two_phase)
-        work_mem(self.logical_decoding_work_mem)
-        if self.begin_anew:
-            try:
-                Lsn.parse(self.begin_anew)
-            except UsageError as error:
-                raise ConfigError(
-                    f"begin_anew: {error.message}", remedy="give the LSN that the error names"
-                ) from None
-        if self.mirror_every and not 1 <= duration_s(self.mirror_every, "mirror_every") <= 86_400:
-            raise ConfigError(f"mirror_every must be from 1s to 1d, got {self.mirror_every!r}")
-        if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
-            raise ConfigError(f"mirror_retention must be from 1min to 366d, got {self.mirror_retention!r}")
-        if not 0 <= self.sink_settings.commit_every_s <= 10:  # the end of a run waits for the batch in hand
-            raise ConfigError(
-                f"iceberg_commit_every must be from 0s to 10s, got {self.iceberg_commit_every!r}"
-            )
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if f.metadata.get("within") and not (value is None and f.default is None):
-                _check_within(f.name, value, *f.metadata["within"])
-        if self.buffer_resource in ("CPU", "GPU", "memory", "object_store_memory"):
-            raise ConfigError(
-                f"buffer_resource must be a custom resource, not Ray's own {self.buffer_resource}"
-            )
-        if self.buffers_max < self.buffers_min:
-            raise ConfigError(f"buffers_max ({self.buffers_max}) is below buffers_min ({self.buffers_min})")
-        if 0 < self.heartbeat_interval_s < 0.1:
-            raise ConfigError(
-                f"heartbeat_interval_s must be 0 or at least 0.1, got {self.heartbeat_interval_s}"
-            )
-        if self.reader_memory_bytes < 2 * self.block_bytes:
-            raise ConfigError("reader_memory_bytes must hold at least two blocks (block_bytes)")
-        if 0 < self.receive_timeout_ms < 2 * self.status_interval_ms:
-            # The server is asked once in an interval: two of them are the least that tells a slow one from a lost one.
-            raise ConfigError(
-                f"receive_timeout_ms ({self.receive_timeout_ms}) is below two intervals of status_interval_ms "
-                f"({self.status_interval_ms})",
-                remedy=f"raise it to {2 * self.status_interval_ms} or more, or lower status_interval_ms; with 0 the "
-                "server may stay silent for ever",
-            )
-        check_executor_memory(self.spark_executor_memory, "spark_executor_memory")
+        check_values(self)
 
     @property
     def sink_kind(self) -> SinkKind:
@@ -550,11 +454,6 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...]:
     if command and not command[0]:
         raise ConfigError("password_command names no program")
     return tuple(command)
-
-
-def _check_within(name: str, value: Any, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise ConfigError(f"{name} must be from {least} to {most}, got {value!r}")
 
 
 def _default_of(f: dataclasses.Field[Any]) -> Any:

@@ -47,7 +47,6 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from xidstream.pipeline import events
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.consumers import ConsumerPosition, read_positions
 from xidstream.pipeline.changelog.folding import new_directory, write_fold
 from xidstream.pipeline.changelog.generations import TableGeneration
@@ -65,6 +64,7 @@ from xidstream.pipeline.changelog.shortening import (
     stretches_of,
     with_fold,
 )
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
@@ -146,7 +146,7 @@ class LogShortening:
         """Cut each table as far as it goes, and then ``_transactions``."""
         if self._retention.keeps_all:
             return
-        log = ChangeLog(self._root.uri, self._slot, self._root.storage_options)
+        log = SlotLog(DeltaRoot(self._root), self._slot)
         latest = self._latest(log)
         if not latest:
             return
@@ -161,7 +161,7 @@ class LogShortening:
         self._shorten_transactions(lowest)
         self._shorten_messages(lowest)
 
-    def _latest(self, log: ChangeLog) -> int:
+    def _latest(self, log: SlotLog) -> int:
         """No cut goes beyond this; 0 where none can be made."""
         return min(self._before(LEAST_AGE_S), int(log.readable_lsn))
 
@@ -175,7 +175,7 @@ class LogShortening:
         return 0 if later is None else later - 1
 
     def _shorten_table(
-        self, log: ChangeLog, name: str, directory: str, latest: int, needed: Sequence[int]
+        self, log: SlotLog, name: str, directory: str, latest: int, needed: Sequence[int]
     ) -> int:
         """Returns how far the table is cut then. ``needed``: the positions of the consumers."""
         location = self._root.child(directory)
@@ -225,7 +225,7 @@ class LogShortening:
 
     def _plan(
         self,
-        log: ChangeLog,
+        log: SlotLog,
         writer: DeltaTableWriter,
         name: str,
         directory: str,
@@ -259,7 +259,7 @@ class LogShortening:
                 return _Plan(files, stretches, bool(lines), cut, min([wanted, *needed]), told)
             there.remove(missing)
 
-    def _fold(self, log: ChangeLog, writer: DeltaTableWriter, name: str, plan: _Plan) -> _Folded | None:
+    def _fold(self, log: SlotLog, writer: DeltaTableWriter, name: str, plan: _Plan) -> _Folded | None:
         """A new fold, where it is worth it and possible."""
         before = writer.watermark(locations.cut_id(self._slot))
         if plan.has_base:

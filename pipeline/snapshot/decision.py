@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from xidstream.pipeline.errors import Unsupported
-from xidstream.pipeline.settings.config import SnapshotMode
+from xidstream.pipeline.settings.modes import SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import SinkKind, Snapshots
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.moment import (
     Moment,
     answered_up_to,
@@ -23,6 +22,7 @@ from xidstream.pipeline.changelog.moment import (
     standby_moment,
     table_at,
 )
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.errors import EnvironmentFault, XidstreamError
 from xidstream.pipeline.initial_copy.range_reading import RangeReader
@@ -58,7 +58,7 @@ class Comparing:
     """``folder``: for the rows of one table, removed behind it. ``check`` may raise to end it. ``finish`` gets each
     result."""
 
-    log: ChangeLog
+    log: SlotLog
     spark: SparkSession
     dsn: Dsn
     server: VerifiedServer

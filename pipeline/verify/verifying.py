@@ -34,9 +34,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import generation_at
 from xidstream.pipeline.changelog.log_table import MAX_LSN
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.errors import (
     ConfigError,
     PreconditionMissing,
@@ -99,7 +99,7 @@ class Record:
 
 
 def verify(
-    log: ChangeLog,
+    log: SlotLog,
     session: Callable[[], SparkSession],
     dsn: Dsn,
     publications: Sequence[str],
@@ -124,7 +124,7 @@ def verify(
 
 @dataclass
 class _Verifying:
-    log: ChangeLog
+    log: SlotLog
     session: Callable[[], SparkSession]
     dsn: Dsn
     publications: Sequence[str]

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,14 @@ import pytest
 
 from tests.postgres_fixtures import Database
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
+BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
 
 USERS_PIPELINE = """
 import actors
@@ -38,6 +45,7 @@ def shout(text):
 
 @dataclass(frozen=True)
 class Installed:
+    source_archive: Path
     wheel: Path
     bin: Path
     users_folder: Path
@@ -66,14 +74,14 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """A wheel of the checkout's files, made from a copy of them, and installed with what a run needs."""
+    """The source distribution of a copy of the checkout, and the wheel of that, installed with what a run needs."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
     for name in ("actors", "pipeline", "xidstream"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "pyspark_xidstream.py"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "pyspark_xidstream.py"):
         shutil.copy(ROOT / name, source)
     subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
     users_folder = folder / "user"
@@ -81,13 +89,37 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     (users_folder / "pipeline.py").write_text(USERS_PIPELINE)
     (users_folder / "actors.py").write_text(USERS_ACTORS)
     into = folder / "dist"
-    found = Installed(folder, folder / "env" / "bin", users_folder)
-    built = found.run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(source))
+    found = Installed(folder, folder, folder / "env" / "bin", users_folder)
+    upgraded = found.run("pip", "install", "--quiet", "--upgrade", *BUILD["requires"])
+    assert upgraded.returncode == 0, upgraded.stderr
+    program = (
+        f"import os; os.chdir({str(source)!r}); from setuptools.build_meta import build_sdist as build; "
+    )
+    program += f"build({str(into)!r})"
+    packed = found.run("python", "-c", program)
+    assert packed.returncode == 0, packed.stderr
+    (source_archive,) = into.glob("*.tar.gz")
+    built = found.run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(source_archive))
     assert built.returncode == 0, built.stderr
     (wheel,) = into.glob("*.whl")
-    found = Installed(wheel, found.bin, users_folder)
+    found = Installed(source_archive, wheel, found.bin, users_folder)
     found.install("pinned")
     return found
+
+
+def test_the_source_distribution_holds_every_file_of_the_package_and_no_link(installed: Installed) -> None:
+    with tarfile.open(installed.source_archive) as archive:
+        members = archive.getmembers()
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+    packed = {member.name.partition("/")[2] for member in members if member.isfile()}
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("actors", "pipeline", "xidstream")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert len(wanted) > 400
+    assert {*wanted, "pyproject.toml", "setup.py", "pyspark_xidstream.py"} - packed == set()
 
 
 def test_the_wheel_holds_every_module_and_nothing_under_another_name(installed: Installed) -> None:

@@ -101,7 +101,9 @@ def test_every_node_installs_the_project_with_its_pins(cluster: dict[str, Any], 
         if not local.startswith("~"):
             assert (ROOT / local).exists(), local
             assert remote == f"{home}/xidstream/{local}"
-    assert {"actors", "pipeline", "xidstream", "pyproject.toml"} <= set(cluster["file_mounts"].values())
+    assert {"actors", "pipeline", "xidstream", "pyproject.toml", "setup.py"} <= set(
+        cluster["file_mounts"].values()
+    )
 
 
 def test_every_command_is_shell(cluster: dict[str, Any]) -> None:

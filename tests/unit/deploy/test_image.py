@@ -26,8 +26,10 @@ def test_it_is_made_of_what_the_checkout_has_and_of_all_that_the_package_needs()
     assert all((ROOT / name).exists() for name in copied())
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (modules,) = re.findall(r"^py-modules = \[(.*?)\]", pyproject, re.MULTILINE)
-    needed = {"actors", "pipeline", "xidstream", "pyproject.toml", "README.md", "LICENSE", "constraints.txt"}
-    assert needed | {f"{each}.py" for each in re.findall(r'"(\w+)"', modules)} == set(copied())
+    needed = {"actors", "pipeline", "xidstream", "pyproject.toml", "setup.py", "README.md", "LICENSE"}
+    assert needed | {"constraints.txt"} | {f"{each}.py" for each in re.findall(r'"(\w+)"', modules)} == set(
+        copied()
+    )
 
 
 def test_nothing_else_is_sent_to_the_builder() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from xidstream.pipeline.errors import ExitStatus, Unsupported
-from xidstream.pipeline.settings.config import SnapshotMode
+from xidstream.pipeline.settings.modes import SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import CONSOLE, kind_of
 from xidstream.pipeline.snapshot.decision import Decision, takes_snapshots
 
