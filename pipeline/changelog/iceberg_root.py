@@ -14,21 +14,18 @@ It imports pyiceberg, so ``change_log`` imports this where such a log is asked f
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.changelog.log_table import LogFile, LogTable, rows_of_files
+from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.log_reading import TableSnapshot, reading
 from xidstream.pipeline.spark.parquet_frames import HeldColumn
 
 if TYPE_CHECKING:
-    import pyarrow.compute as pc
-    from pyspark.sql import DataFrame, SparkSession
-
     from xidstream.pipeline.log_tables.batch_parts import TableName
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -100,20 +97,7 @@ class IcebergLogTable(LogTable):
             found[f"max.{name}"] = _values([file.greatest for file in files], name, type_)
         return pa.table(found)
 
-    def rows(
-        self,
-        spark: SparkSession,
-        files: Sequence[LogFile],
-        names: Iterable[str] | None = None,
-        wanted: pc.Expression | None = None,
-    ) -> DataFrame:
-        schema, held = self._chosen(names), self._held(files)
-        if held is not None:
-            held = [held[self.schema.get_field_index(name)] for name in schema.names]
-        return rows_of_files(spark, self.location, [file.path for file in files], schema, held, wanted)
-
-    def _held(self, files: Sequence[LogFile]) -> list[HeldColumn] | None:
-        """None where each of ``files`` has the columns under their names, in types that Spark takes for theirs."""
+    def held_columns(self, files: Sequence[LogFile]) -> Sequence[HeldColumn] | None:
         columns = self._snapshot.file_columns
         foreign = {file.path for file in self._snapshot.files if not file.is_own}
         if not any(column.is_widened or len(column.names) > 1 for column in columns) and foreign.isdisjoint(

@@ -164,7 +164,15 @@ class LogTable(ABC):
         where it has none of them, so that rows are rows. ``wanted``: which rows are asked for. Others may come as
         well."""
         paths = [file.path for file in files]
-        return rows_of_files(spark, self.location, paths, self._chosen(names), wanted=wanted)
+        schema, held = self._chosen(names), self.held_columns(files)
+        if held is not None:
+            held = [held[self.schema.get_field_index(name)] for name in schema.names]
+        return rows_of_files(spark, self.location, paths, schema, held, wanted)
+
+    def held_columns(self, files: Sequence[LogFile]) -> Sequence[HeldColumn] | None:
+        """How ``files`` hold each column of the table; None where all have them under their names, in types that Spark
+        takes for theirs."""
+        return None
 
     def _chosen(self, names: Iterable[str] | None) -> pa.Schema:
         if names is None:

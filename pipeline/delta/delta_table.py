@@ -57,6 +57,7 @@ from xidstream.pipeline.delta.kept_tables import KeptTables, opened
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.small_files import OWN, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
+from xidstream.pipeline.delta.table_handle import TableHandle
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -89,11 +90,10 @@ class DeltaTableWriter:
     upkeep: Upkeep | None = None
     """Is told of commits, for a table of the sink."""
 
-    def __init__(self, table: DeltaTable, location: Location, label: str) -> None:
+    def __init__(self, table: TableHandle, location: Location, label: str) -> None:
         self._table = table
         self.location = location
         self._described: TableMetadata | None = None
-        self._watermarks: dict[tuple[int, str], int] = {}
         self._merges_from = 0
         """The version: after a failure a while goes by before the next try."""
         self.label = label
@@ -165,11 +165,8 @@ class DeltaTableWriter:
 
     def watermark(self, application_id: str) -> int:
         """The version last committed under ``application_id`` in this snapshot, or ``NOTHING``."""
-        asked = (self.version, application_id)
-        if asked not in self._watermarks:
-            version = self._table.transaction_version(application_id)  # deltalake looks for it each time
-            self._watermarks[asked] = NOTHING if version is None else int(version)
-        return self._watermarks[asked]
+        version = self._table.transaction_version(application_id)
+        return NOTHING if version is None else int(version)
 
     def add_columns(self, columns: Sequence[TableColumn]) -> None:
         """Widen the table, in a commit of its own, before any file with the new columns is committed.
@@ -235,6 +232,7 @@ class DeltaTableWriter:
         self._refresh()
         if self.version > before + 1:
             raise SnapshotOutdated(self.label)
+        self._table.take_own(before, {})
 
     def commit(
         self,
@@ -366,14 +364,9 @@ class DeltaTableWriter:
     def _settle(self, moved: Mapping[str, int]) -> None:
         """Go on from the snapshot with what was just committed."""
         before = self.version
-        known = {
-            id_: watermark for (version, id_), watermark in self._watermarks.items() if version == before
-        }
         self._refresh()
-        if self.version == before + 1:
-            # The commit is ours. To ask for each version costs as much as to commit.
-            for application_id, version in {**known, **moved}.items():
-                self._watermarks[self.version, application_id] = version
+        if self.version == before + 1:  # the commit is ours
+            self._table.take_own(before, moved)
             return
         # A commit between ours and this refresh is seen here, or by the next commit.
         for application_id, version in moved.items():
@@ -436,7 +429,6 @@ class DeltaTableWriter:
     def _refresh(self) -> None:
         """The snapshot of what is there now, and that on disk."""
         before = self.version
-        self._watermarks.clear()
         self._table.update_incremental()
         if self.version > before + 1:
             # What others committed may be other properties.

@@ -9,8 +9,7 @@ behind each look the commit of the version that was known is read again. It must
 moments that no other commit does), or the table is opened anew. Behind, because the place may change its table between
 the two. So a look that finds nothing is four requests.
 
-The versions of application transactions are remembered, too, and brought up to date by what new commits say of them.
-deltalake looks for each in the whole log, whenever it is asked.
+The versions of application transactions are remembered with it (``table_handle``).
 
 What is kept is one handle on the newest version, which goes on with the next look. So it is for whoever looks, acts and
 looks again. After an error ``forget`` lets all handles go: a handle behind a failed commit is of no further use. In a
@@ -22,14 +21,13 @@ thread; what is done with one table's handle, one thread does at a time.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from typing import Final
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from xidstream.pipeline.delta.table_handle import TableHandle
 from xidstream.pipeline.log_tables.locations import Location
 
 _MOST: Final = 64
@@ -41,69 +39,28 @@ class _Kept:
         self.lock = threading.Lock()
         self.notes: dict[str, frozenset[str]] = {}
         self._location = location
-        self._table: _Handle | None = None
+        self._table: TableHandle | None = None
         self._version = -1
         self._commit = b""
 
-    def newest(self) -> DeltaTable:
+    def newest(self) -> TableHandle:
         with self.lock:
             if self._table is None or not self._goes_on(self._table):
                 self.notes.clear()
                 self._table = None
-                self._table = _Handle(self._location)
+                self._table = TableHandle(self._location)
             if self._table.version() != self._version or not self._commit:
                 self._version = self._table.version()
                 self._commit = self._table.commit_of(self._version)
             return self._table
 
-    def _goes_on(self, table: _Handle) -> bool:
+    def _goes_on(self, table: TableHandle) -> bool:
         """Bring it up to date. Returns whether it still is the table that stands there."""
         try:
             table.update_incremental()
         except DeltaError:
             return False  # opening it anew says what is wrong, if something is
         return table.commit_of(self._version) == self._commit != b""
-
-
-class _Handle(DeltaTable):
-    """It remembers the versions of application transactions. deltalake looks for each of them in the whole log, from
-    the newest commit to the last checkpoint, whenever it is asked."""
-
-    def __init__(self, location: Location) -> None:
-        super().__init__(location.uri, storage_options=location.storage_options)
-        self._location = location
-        self._transactions: dict[str, int | None] = {}
-        self._noted = self.version()
-        """``_transactions`` are of this version."""
-        self._last_read = -1, b""
-
-    def transaction_version(self, app_id: str) -> int | None:
-        for version in range(self._noted + 1, self.version() + 1):
-            read, commit = self._last_read
-            commit = commit if read == version else self.commit_of(version)
-            if not commit:  # a checkpoint has replaced it
-                self._transactions.clear()
-                break
-            said = _transactions_of(commit)
-            self._transactions.update({k: v for k, v in said.items() if k in self._transactions})
-        self._noted = self.version()
-        if app_id not in self._transactions:
-            self._transactions[app_id] = super().transaction_version(app_id)
-        return self._transactions[app_id]
-
-    def commit_of(self, version: int) -> bytes:
-        """The commit, by names and moments like no other; empty where there is none any more. Raises OSError."""
-        try:
-            commit = self._location.read(f"_delta_log/{version:020d}.json")
-        except FileNotFoundError:
-            commit = b""
-        self._last_read = version, commit
-        return commit
-
-
-def _transactions_of(commit: bytes) -> dict[str, int]:
-    actions = [json.loads(line) for line in commit.splitlines() if line.startswith(b'{"txn"')]
-    return {action["txn"]["appId"]: int(action["txn"]["version"]) for action in actions}
 
 
 class KeptTables:
@@ -113,7 +70,7 @@ class KeptTables:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
-    def newest(self, location: Location) -> DeltaTable:
+    def newest(self, location: Location) -> TableHandle:
         """A handle on the newest version, which a later call moves on. Raises ``TableNotFoundError`` where there is no
         table, OSError, DeltaError."""
         if location.is_local:
@@ -139,6 +96,6 @@ class KeptTables:
             return kept
 
 
-def opened(location: Location, version: int | None = None) -> DeltaTable:
+def opened(location: Location, version: int | None = None) -> TableHandle:
     """A handle of its own. Raises as ``KeptTables.newest``."""
-    return DeltaTable(location.uri, version=version, storage_options=location.storage_options)
+    return TableHandle(location, version)

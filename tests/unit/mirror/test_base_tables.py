@@ -23,7 +23,7 @@ SLOT = "7/shop/orders"
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseTables:
     log = SimpleNamespace(application_id=SLOT)
-    monkeypatch.setattr(base_tables.ChangeLog, "of", lambda root, slot: log)
+    monkeypatch.setattr(base_tables, "SlotLog", lambda root, slot: log)
     return BaseTables(str(tmp_path), None, 1 << 20)
 
 

@@ -19,6 +19,7 @@ from tests.unit.delta.test_upkeep import SetForward
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, files_below, lost_files, table_of
 from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, current, read_lines
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.table_handle import TableHandle
 from xidstream.pipeline.errors import ComponentLost, StorageFault, Superseded
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
@@ -298,7 +299,7 @@ def test_a_file_of_a_mirror_whose_commits_are_not_seen_yet_stays(
     def opened(location: Location, label: str, *kept: Any) -> DeltaTableWriter | None:
         if label != TABLE:
             return real(location, label, *kept)
-        return DeltaTableWriter(DeltaTable(location.uri, version=seen), location, label)
+        return DeltaTableWriter(TableHandle(location, seen), location, label)
 
     with monkeypatch.context() as patch:
         patch.setattr(DeltaTableWriter, "open", opened)
