@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace, answering, location_of
+from xidstream.pipeline.iceberg.commit_together import together_of
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest, first_properties, name_mapping_of
 from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.log_table import Together
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.table_metadata import (
     OF_OWN_TABLES,
@@ -155,6 +157,12 @@ class IcebergTables:
         with answering(self.root):
             table = self._create(key, label, columns, about, brought)
         return self._table(table, key, label)
+
+    def together(self) -> Together | None:
+        """Where the catalog takes commits of several tables in one request. Raises as ``open``."""
+        with answering(self.root):
+            catalog = self._catalog()
+        return None if catalog is None else together_of(catalog, self.root)
 
     def close(self) -> None:
         if self._upkeep is not None:
