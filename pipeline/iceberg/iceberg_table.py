@@ -57,7 +57,7 @@ from pyiceberg.types import LongType
 
 from xidstream.pipeline.errors import SinkDiverged, SinkFailed
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.iceberg.catalogs import answering
+from xidstream.pipeline.iceberg.catalog_errors import answering
 from xidstream.pipeline.iceberg.durable_io import written
 from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
 from xidstream.pipeline.log_tables.columns import TableColumn

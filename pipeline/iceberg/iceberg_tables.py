@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import SinkFailed
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace, answering, location_of
+from xidstream.pipeline.iceberg.catalog_errors import answering
+from xidstream.pipeline.iceberg.catalogs import IcebergPlace, location_of
 from xidstream.pipeline.iceberg.commit_together import together_of
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest, first_properties, name_mapping_of
 from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
@@ -127,7 +128,8 @@ class IcebergTables:
         return parts if parts is not None and table_name(*parts) == key else None
 
     def open(self, key: str, label: str) -> IcebergTable | None:
-        """Raises StorageFault where the catalog does not answer, ConfigError where none is configured."""
+        """Raises StorageFault where the catalog does not answer, PreconditionMissing where it lets nobody in,
+        ConfigError where none is configured."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         try:
