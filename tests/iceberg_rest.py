@@ -42,6 +42,8 @@ _STATUS: Final[dict[type[Exception], int]] = {
     NoSuchTableError: 404,
     TableAlreadyExistsError: 409,
 }
+BEHIND: Final = "behind"
+"""The name of the SQL catalog, for those who look into its file."""
 _NAMESPACES: Final = "/v1/namespaces"
 _TABLES: Final = f"{_NAMESPACES}/<namespace>/tables"
 _PATHS: Final = {
@@ -64,15 +66,14 @@ class IcebergRestServer:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         warehouse = folder / "warehouse"
         warehouse.mkdir()
-        self.catalog = SqlCatalog(
-            "behind", uri=f"sqlite:///{folder}/rest.db", warehouse=f"file://{warehouse}"
-        )
+        self.file = folder / "rest.db"
+        self.catalog = SqlCatalog(BEHIND, uri=f"sqlite:///{self.file}", warehouse=f"file://{warehouse}")
         self.n_to_lose = 0
         self.n_commits = 0
         self.n_transactions = 0
         self.refusals: list[int] = []
         self.before: Callable[[], None] = lambda: None
-        self.changed: Callable[[], None] = lambda: None
+        self.changed: Callable[[], object] = lambda: None
         self._one_at_a_time = threading.Lock()
         calls: dict[tuple[str, str], Callable[..., Response]] = {
             ("GET", "/v1/config"): lambda request: _json(config),
