@@ -431,6 +431,11 @@ class Config:
             raise ConfigError(f"mirror_every must be from 1s to 1d, got {self.mirror_every!r}")
         if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
             raise ConfigError(f"mirror_retention must be from 1min to 366d, got {self.mirror_retention!r}")
+        if self.log_retention and self.sink_kind.is_log and not self.sink_kind.is_shortened:
+            raise ConfigError(
+                f"log_retention is for a Delta sink: a change log in {self.sink_kind.name} tables is not shortened",
+                remedy="leave log_retention out, or give --sink delta:URI; docs/iceberg.md says how to remove old rows",
+            )
         if not 0 <= self.sink_settings.commit_every_s <= 10:  # the end of a run waits for the batch in hand
             raise ConfigError(
                 f"iceberg_commit_every must be from 0s to 10s, got {self.iceberg_commit_every!r}"
