@@ -31,6 +31,7 @@ from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import SinkFailed, StorageFault, Superseded, XidstreamError
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.iceberg import iceberg_table
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.log_tables.locations import Location
@@ -274,6 +275,32 @@ def test_a_catalog_that_takes_no_such_request_ends_the_run_with_the_way_out(
         world.sinks[0].write(world.batch(110))
     assert "xidstream.transactions-commit" in error.value.remedy
     assert world.seen() == [[100]] * 3
+
+
+def test_old_snapshots_and_metadata_go_and_manifests_are_merged_in_the_same_request(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg_table, "EXPIRES_EVERY", 4)
+    monkeypatch.setattr(iceberg_table, "KEPT_SNAPSHOTS", 2)
+    world = world_of()
+    sink = world.run()
+    sink.write(world.batch(100))
+    for key in TABLES:
+        with world.server.catalog.load_table(f"shop.{key}").transaction() as change:
+            change.set_properties({"commit.manifest.min-count-to-merge": "3"})
+    lsns = range(110, 230, 10)
+    for lsn in lsns:
+        sink.write(world.batch(lsn))
+    assert world.seen() == [[100, *lsns]] * 3
+    for key in TABLES:
+        table = world.server.catalog.load_table(f"shop.{key}")
+        names = os.listdir(table.location().removeprefix("file://") + "/metadata")
+        assert len(table.snapshots()) <= 6 and len(table.current_snapshot().manifests(table.io)) <= 3
+        assert sum(name.endswith(".metadata.json") for name in names) <= 6
+        written = [name for name in names if name.endswith(".avro") and not name.startswith("snap-")]
+        # A merge writes the commit's own manifest first, which nobody names: it is gone.
+        assert len(written) <= len(lsns) + 1 + 1
+    assert sum(len(each) for each in world.seen()) == 3 * (len(lsns) + 1)
 
 
 @pytest.mark.parametrize("together", [True, False])
