@@ -2,6 +2,9 @@
 
 Requirements and updates are checked and applied by pyiceberg, so what is tried is our way through its REST client, and
 no product's server. No views, no renames, no credentials.
+
+Where it is told to offer ``transactions/commit``, all tables of a request are changed in one transaction of the
+database.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyiceberg.catalog.rest import CreateTableRequest, TableResponse
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NamespaceAlreadyExistsError,
@@ -23,10 +26,14 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.table import CommitTableRequest, Table
+from sqlalchemy import update
+from sqlalchemy.orm import Session
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, Rule
 from werkzeug.serving import make_server
 from werkzeug.wrappers import Request, Response
+
+from xidstream.pipeline.iceberg.commit_together import CommitTransactionRequest
 
 _STATUS: Final[dict[type[Exception], int]] = {
     CommitFailedException: 409,
@@ -35,27 +42,41 @@ _STATUS: Final[dict[type[Exception], int]] = {
     NoSuchTableError: 404,
     TableAlreadyExistsError: 409,
 }
+BEHIND: Final = "behind"
+"""The name of the SQL catalog, for those who look into its file."""
 _NAMESPACES: Final = "/v1/namespaces"
 _TABLES: Final = f"{_NAMESPACES}/<namespace>/tables"
+_PATHS: Final = {
+    "/v1/namespaces": "/v1/{prefix}/namespaces",
+    "<namespace>": "{namespace}",
+    "<name>": "{table}",
+}
+_TRANSACTION: Final = "/v1/transactions/commit"
 _SEPARATOR: Final = "\x1f"
 """Between the levels of a namespace in a path."""
 
 
 class IcebergRestServer:
-    """At ``uri`` until ``stop``. ``n_to_lose``: so many commits are done and answered by 500."""
+    """At ``uri`` until ``stop``. ``together``: it offers to commit several tables at once, and says in its
+    configuration what it offers; else it says nothing. ``n_to_lose``: so many commits are done and answered by 500.
+    ``refusals``: the statuses that the next commits of several tables get instead. ``before`` is called before such a
+    commit is looked at, and ``changed`` behind each table's change, in the same request or not."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, together: bool = False) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         warehouse = folder / "warehouse"
         warehouse.mkdir()
-        self.catalog = SqlCatalog(
-            "behind", uri=f"sqlite:///{folder}/rest.db", warehouse=f"file://{warehouse}"
-        )
+        self.file = folder / "rest.db"
+        self.catalog = SqlCatalog(BEHIND, uri=f"sqlite:///{self.file}", warehouse=f"file://{warehouse}")
         self.n_to_lose = 0
         self.n_commits = 0
+        self.n_transactions = 0
+        self.refusals: list[int] = []
+        self.before: Callable[[], None] = lambda: None
+        self.changed: Callable[[], object] = lambda: None
         self._one_at_a_time = threading.Lock()
         calls: dict[tuple[str, str], Callable[..., Response]] = {
-            ("GET", "/v1/config"): lambda request: _json({"defaults": {}, "overrides": {}}),
+            ("GET", "/v1/config"): lambda request: _json(config),
             ("GET", _NAMESPACES): self._namespaces,
             ("POST", _NAMESPACES): self._create_namespace,
             ("GET", _TABLES): self._tables,
@@ -65,6 +86,11 @@ class IcebergRestServer:
             ("POST", f"{_TABLES}/<name>"): self._commit,
             ("DELETE", f"{_TABLES}/<name>"): self._drop,
         }
+        config: dict[str, Any] = {"defaults": {}, "overrides": {}}
+        if together:
+            config["endpoints"] = [f"{method} {_of_spec(path)}" for method, path in calls]
+            config["endpoints"].append("POST /v1/{prefix}/transactions/commit")
+            calls["POST", _TRANSACTION] = self._commit_together
         self._paths = Map(
             [Rule(path, methods=[method], endpoint=call) for (method, path), call in calls.items()]
         )
@@ -126,14 +152,54 @@ class IcebergRestServer:
         table = self.catalog.load_table((*namespace.split(_SEPARATOR), name))
         done = self.catalog.commit_table(table, asked.requirements, asked.updates)
         self.n_commits += 1
+        self.changed()
         if self.n_to_lose:
             self.n_to_lose -= 1
             return _error(500, RuntimeError("the answer is lost"))
         return Response(done.model_dump_json(), content_type="application/json")
 
+    def _commit_together(self, request: Request) -> Response:
+        if self.refusals:
+            return _error(self.refusals.pop(0), RuntimeError("not so"))
+        self.before()
+        changes = CommitTransactionRequest.model_validate_json(request.get_data()).table_changes
+        staged = []
+        for each in changes:
+            name = (*each.identifier.namespace.root, each.identifier.name)
+            table = self.catalog.load_table(name)
+            found = self.catalog._update_and_stage_table(table, name, each.requirements, each.updates)
+            self.catalog._write_metadata(found.metadata, found.io, found.metadata_location)
+            staged.append((each.identifier, table.metadata_location, found.metadata_location))
+        with Session(self.catalog.engine) as session:
+            for identifier, before, after in staged:
+                change = (
+                    update(IcebergTables)
+                    .where(
+                        IcebergTables.table_namespace == ".".join(identifier.namespace.root),
+                        IcebergTables.table_name == identifier.name,
+                        IcebergTables.metadata_location == before,
+                    )
+                    .values(metadata_location=after, previous_metadata_location=before)
+                )
+                if session.execute(change).rowcount != 1:  # type: ignore[attr-defined]
+                    raise CommitFailedException(f"{identifier.name} was changed")
+                self.changed()
+            session.commit()
+        self.n_transactions += 1
+        if self.n_to_lose:
+            self.n_to_lose -= 1
+            return _error(500, RuntimeError("the answer is lost"))
+        return Response(status=204)
+
     def _drop(self, request: Request, namespace: str, name: str) -> Response:
         self.catalog.drop_table((*namespace.split(_SEPARATOR), name))
         return Response(status=204)
+
+
+def _of_spec(path: str) -> str:
+    for ours, spec in _PATHS.items():
+        path = path.replace(ours, spec)
+    return path
 
 
 def _table(table: Table) -> Response:

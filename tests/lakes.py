@@ -1,4 +1,5 @@
-"""The tables that a round's sink has written, as its judges ask for them: Delta tables, or Iceberg tables of a folder.
+"""The tables that a round's sink has written, as its judges ask for them: Delta tables, or Iceberg tables of a folder's
+catalog or a REST catalog.
 
 Two moments: ``holds`` is asked while the round goes on, at each status update that passes, and must be quick. All else
 is asked when it has ended. Rows are read by deltalake and pyiceberg, and not by our own readers.
@@ -14,6 +15,7 @@ import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +28,8 @@ from xidstream.pipeline.log_tables.locations import MESSAGES, SNAPSHOTS, TRANSAC
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
+
+    from tests.iceberg_rest import IcebergRestServer
 
 OWN: Final = frozenset({TRANSACTIONS, MESSAGES, SNAPSHOTS})
 
@@ -72,6 +76,10 @@ class Lake(ABC):
 
     @abstractmethod
     def watermarks(self, name: str) -> Watermarks: ...
+
+    def torn(self) -> list[str]:
+        """Where one table was seen ahead of another that it may not be ahead of."""
+        return []
 
     def n_disordered(self, name: str, column: str) -> int:
         """How many commits bring new rows at or below those of an earlier one."""
@@ -147,17 +155,19 @@ class IcebergLake(Lake):
     look's: from the catalog's row, which is what makes a commit one.
     """
 
-    _NAMESPACE: Final = "chaos"
     _LOCATION: Final = (
         "SELECT metadata_location FROM iceberg_tables WHERE table_namespace = ? AND table_name = ?"
     )
+
+    _namespace = "chaos"
+    _name = "xidstream"
 
     def __init__(self, root: Path) -> None:
         self._file = root / "catalog.db"
         self._lock = threading.Lock()
         self._seen: dict[str, list[dict[str, int]]] = defaultdict(list)
         self._last: dict[str, str] = {}
-        self.sink = f"iceberg:{root}/{self._NAMESPACE}"
+        self.sink = f"iceberg:{root}/{self._namespace}"
 
     def name_of(self, schema: str, table: str) -> str:
         from xidstream.pipeline.iceberg.iceberg_tables import table_name
@@ -165,7 +175,7 @@ class IcebergLake(Lake):
         return table_name(schema, table)
 
     def tables(self) -> set[str]:
-        return {name for _, name in self._catalog().list_tables(self._NAMESPACE)} - OWN
+        return {name for _, name in self._catalog().list_tables(self._namespace)} - OWN
 
     def rows(self, name: str) -> pa.Table | None:
         table = self._table(name)
@@ -211,22 +221,18 @@ class IcebergLake(Lake):
                     return -1
                 if location != self._last.get(name):
                     try:
-                        metadata = json.loads(Path(location.removeprefix("file://")).read_text())
+                        found = _watermarks_at(location)
                     except FileNotFoundError:
                         continue  # replaced since, and removed
                     self._last[name] = location
-                    prefix = "xidstream.lsn."
-                    found = {
-                        k.removeprefix(prefix): v for k, v in metadata["properties"].items() if prefix in k
-                    }
-                    self._seen[name].append({id_: int(version) for id_, version in found.items()})
+                    self._seen[name].append(found)
                 return len(self._seen[name]) - 1
             raise AssertionError(f"the catalog names metadata of {name} that are not there")
 
     def _location(self, name: str) -> str | None:
         connection = sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=30)
         try:
-            row = connection.execute(self._LOCATION, (self._NAMESPACE, name)).fetchone()
+            row = connection.execute(self._LOCATION, (self._namespace, name)).fetchone()
         except sqlite3.OperationalError as error:
             if "no such table" not in str(error):
                 raise
@@ -242,11 +248,68 @@ class IcebergLake(Lake):
         from pyiceberg.exceptions import NoSuchTableError
 
         try:
-            return self._catalog().load_table((self._NAMESPACE, name))
+            return self._catalog().load_table((self._namespace, name))
         except NoSuchTableError:
             return None
 
     def _catalog(self) -> Catalog:
         from pyiceberg.catalog import load_catalog
 
-        return load_catalog("xidstream", type="sql", uri=f"sqlite:///{self._file}")
+        return load_catalog(self._name, type="sql", uri=f"sqlite:///{self._file}")
+
+
+class TogetherLake(IcebergLake):
+    """Iceberg tables of a namespace of a REST catalog that commits several at once, over SQLite. Each look is also one
+    at all tables: none of the source's may be ahead of ``_transactions``."""
+
+    _ALL: Final = "SELECT table_name, metadata_location FROM iceberg_tables WHERE table_namespace = ?"
+
+    def __init__(self, server: IcebergRestServer, namespace: str) -> None:
+        from tests.iceberg_rest import BEHIND
+
+        super().__init__(server.file.parent)
+        self._file, self._name, self._namespace = server.file, BEHIND, namespace
+        self.sink = f"iceberg:prod/{namespace}"
+        self._server = server
+        self._read: dict[str, dict[str, int]] = {}
+        self._torn: list[str] = []
+
+    def holds(self, name: str) -> int:
+        number = super().holds(name)
+        with self._lock:
+            self._look()
+        return number
+
+    def _look(self) -> None:
+        with closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=30)) as connection:
+            found = dict(connection.execute(self._ALL, (self._namespace,)).fetchall())
+        try:
+            at = {name: self._watermarks_of(location) for name, location in found.items()}
+        except FileNotFoundError:
+            return  # replaced since, and removed
+        whole = at.get(TRANSACTIONS, {})
+        for name in at.keys() - OWN:
+            ahead = {
+                id_: v for id_, v in at[name].items() if "/" not in id_.partition("/")[2].partition("/")[2]
+            }
+            self._torn += [
+                f"{name} held {version} of {id_}, and {TRANSACTIONS} {whole.get(id_, 0)}"
+                for id_, version in ahead.items()
+                if version > whole.get(id_, 0)
+            ]
+
+    def _watermarks_of(self, location: str) -> dict[str, int]:
+        if location not in self._read:
+            self._read[location] = _watermarks_at(location)
+        return self._read[location]
+
+    def torn(self) -> list[str]:
+        none = [] if self._server.n_transactions else ["no request had several tables"]
+        return self._torn[:3] or none
+
+
+def _watermarks_at(location: str) -> dict[str, int]:
+    """Of the metadata of an Iceberg table."""
+    prefix = "xidstream.lsn."
+    properties = json.loads(Path(location.removeprefix("file://")).read_text())["properties"]
+    return {k.removeprefix(prefix): int(v) for k, v in properties.items() if k.startswith(prefix)}

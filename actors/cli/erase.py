@@ -221,9 +221,15 @@ def _places(config: Config) -> Places:
     from xidstream.pipeline.sinks.sink import check_sink_spec, parse_sink_spec
 
     kind, uri = parse_sink_spec(config.sink)
+    if kind.is_log and not kind.has_base_tables:
+        raise ConfigError(
+            f"erase is for the change log of a Delta sink, not of {kind.name} tables",
+            remedy="delete the rows in the table by pyiceberg, or by Spark with copy-on-write, while the run goes on: "
+            "docs/iceberg.md says how, and when no copy is left",
+        )
     if not kind.has_base_tables:
         raise ConfigError(
-            "erase is for the change log of a Delta sink, and no other sink has one",
+            f"erase is for the change log of a Delta sink, and the sink {kind.name} keeps none",
             remedy="give its root as --sink delta:URI; what a function wrote is yours to erase",
         )
     check_sink_spec(config.sink)

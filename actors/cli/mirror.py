@@ -37,7 +37,8 @@ def mirror_command(config: Config, stop: StopRequest) -> None:
     if kind is None or not kind.has_base_tables:
         raise ConfigError(
             f"base tables are made from the change log of a Delta sink, not from {redacted(config.sink)!r}",
-            remedy="give its root as --sink delta:URI"
+            remedy="give its root as --sink delta:URI; a table's rows at a commit are in any log "
+            "(ChangeLog(…).as_of(spark), docs/current-state.md)"
             if kind is not None
             else f"did you mean {DELTA.spec(redacted(config.sink))}?",
         )

@@ -47,6 +47,13 @@ if TYPE_CHECKING:
 
 _WAIT_S: Final = 0.1
 _CONSUMERS: Final = "positions of consumers need"
+_INSTEAD: Final = (
+    "use a log that a run with --sink delta:URI writes; states (as_of) and changes of this one can be read"
+)
+_KEEPS_ITS_PLACE: Final = (
+    "keep the last commit LSN that you have processed yourself, and go on with changes(since=LSN): no run removes "
+    "changes from such a log, so nobody has to be waited for"
+)
 _TIMESTAMP: Final = "commit_timestamp"
 
 
@@ -130,13 +137,14 @@ class SlotLog:
         """Where the log's Delta tables are, and base tables beside them. Raises Unsupported where it has none."""
         return self.delta_location("base tables need")
 
-    def delta_location(self, what_needs: str) -> Location:
-        """Where the log's Delta tables are. Raises Unsupported where it has none, and says ``what_needs`` them."""
+    def delta_location(self, what_needs: str, instead: str = _INSTEAD) -> Location:
+        """Where the log's Delta tables are. Raises Unsupported where it has none, and says ``what_needs`` them, and
+        what to do ``instead``."""
         found = self._stored.delta_location
         if found is None:
             raise Unsupported(
                 f"{what_needs} a change log in Delta tables, and {self.name} is none",
-                remedy="use a log that a run with --sink delta:URI writes; states and changes of this one can be read",
+                remedy=instead,
             )
         return found
 
@@ -261,11 +269,11 @@ class SlotLog:
     def consumer(self, name: str) -> Consumer:
         """A reader that goes on from where it has come to, by a name of its own. What it has not read yet is not
         removed (``log_retention``), once it has told a position."""
-        return Consumer(self.delta_location(_CONSUMERS), self._slot, name)
+        return Consumer(self.delta_location(_CONSUMERS, _KEEPS_ITS_PLACE), self._slot, name)
 
     def consumers(self) -> list[ConsumerPosition]:
         """Where all consumers of the slot's log have come to, by name."""
-        return read_positions(self.delta_location(_CONSUMERS), self._slot)
+        return read_positions(self.delta_location(_CONSUMERS, _KEEPS_ITS_PLACE), self._slot)
 
     # -- inside, and for ChangeLog --------------------------------------------------------------------------
 

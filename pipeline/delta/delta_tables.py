@@ -69,6 +69,10 @@ class DeltaTables:
         writer.upkeep = self._upkeep
         return writer
 
+    def together(self) -> None:
+        """Delta commits each table by itself."""
+        return None
+
     def close(self) -> None:
         if self._upkeep is not None:
             self._upkeep.close()

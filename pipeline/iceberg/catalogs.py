@@ -21,12 +21,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.errors import ConfigError, StorageFault, Unsupported
+from xidstream.pipeline.errors import ConfigError, Unsupported
 from xidstream.pipeline.log_tables.locations import REMOTE_SCHEMES, Location
 from xidstream.pipeline.settings.credentials import is_secret_name
 from xidstream.pipeline.settings.file_modes import make_folders
@@ -43,21 +42,6 @@ _WAITS_S: Final = 30
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DURABLE_IO: Final = "xidstream.pipeline.iceberg.durable_io.DurableFileIO"
-_DOWN: Final = frozenset(
-    {
-        "ChunkedEncodingError",
-        "CommitStateUnknownException",
-        "ConnectTimeout",
-        "ConnectionError",
-        "InterfaceError",
-        "OperationalError",
-        "ReadTimeout",
-        "ServerError",
-        "ServiceUnavailableError",
-        "TooManyRequestsError",
-    }
-)
-"""Errors of SQLAlchemy, of pyiceberg's REST client, and of requests below it, whose ConnectionError is not Python's."""
 INSTALL: Final = "pip install 'xidstream[iceberg]'"
 
 
@@ -168,18 +152,6 @@ def location_of(uri: str, properties: Mapping[str, str], what: str) -> Location:
     if region := properties.get("s3.region") or properties.get("client.region"):
         options["AWS_REGION"] = region
     return Location.parse(uri, options or None)
-
-
-@contextmanager
-def answering(what: str) -> Iterator[None]:
-    """Raise StorageFault, after which a run tries again, where the catalog of ``what`` does not answer. No message of a
-    driver is repeated, because it may have the address with a password."""
-    try:
-        yield
-    except Exception as error:
-        if type(error).__name__ in _DOWN or isinstance(error, ConnectionError):
-            raise StorageFault(f"the catalog of {what} does not answer ({type(error).__name__})") from error
-        raise
 
 
 def configuration(name: str) -> dict[str, str]:

@@ -34,8 +34,9 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyiceberg.conversions import to_bytes
@@ -56,7 +57,7 @@ from pyiceberg.types import LongType
 
 from xidstream.pipeline.errors import SinkDiverged, SinkFailed
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.iceberg.catalogs import answering
+from xidstream.pipeline.iceberg.catalog_errors import answering
 from xidstream.pipeline.iceberg.durable_io import written
 from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata as IcebergMetadata
     from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.update import TableRequirement
+    from pyiceberg.table.update.snapshot import _SnapshotProducer
 
     from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
     from xidstream.pipeline.log_tables.parquet_files import WrittenFile
@@ -97,6 +100,21 @@ _FOREIGN: Final = "delta."
 Newest = dict[str, "tuple[IcebergMetadata, str]"]
 """What the handles of one process have made of a table, by its label: the metadata, and where it is. The sink and its
 log of snapshots both commit to ``_transactions``, each second or so. Who begins where the other ended loses no race."""
+
+
+@dataclass(frozen=True)
+class StagedCommit:
+    """A commit whose manifests are written, and that no catalog knows. ``expired``: the snapshots that it removes.
+    ``requirements``: what the catalog is to check before it takes it."""
+
+    transaction: Transaction
+    producer: _SnapshotProducer[Any]
+    expired: Sequence[Snapshot]
+    requirements: tuple[TableRequirement, ...]
+
+    def discard(self) -> None:
+        """Remove what it has written: only where the catalog has surely not taken it."""
+        self.producer._clean_all_uncommitted()
 
 
 class IcebergTable:
@@ -265,24 +283,32 @@ class IcebergTable:
         merges: bool = True,
     ) -> None:
         """``LogTable.commit``. Manifests are merged in the same commit, and files never."""
+        moved = self.begin(files, versions, marks)
+        for _ in range(ATTEMPTS):
+            staged = self.stage(files, moved, lsn_column)
+            try:
+                self._send(staged.transaction)
+                break
+            except CommitFailedException:
+                staged.discard()
+                self.reload_behind_harmless(moved)
+        else:
+            raise SnapshotOutdated(self.label)
+        self._complete(staged, moved)
+
+    # -- a commit in its steps: for this package, where several tables are committed at once ------------
+
+    def begin(
+        self, files: Sequence[WrittenFile], versions: Mapping[str, int], marks: Mapping[str, int]
+    ) -> Mapping[str, int]:
+        """All that a commit moves. Raises as ``commit``."""
         check_commit(self, files, versions, marks)
         moved = {**marks, **versions}
         self._take_newest(moved)
-        for _ in range(ATTEMPTS):
-            try:
-                self._append(files, moved, lsn_column)
-                break
-            except CommitFailedException:
-                self._reload_behind_harmless(moved)
-        else:
-            raise SnapshotOutdated(self.label)
-        self._read()
-        for application_id, version in moved.items():
-            if self.watermark(application_id) != version:
-                raise SnapshotOutdated(self.label)
+        return moved
 
-    def _append(self, files: Sequence[WrittenFile], moved: Mapping[str, int], lsn_column: str) -> None:
-        """Raises CommitFailedException where somebody else was first: then nothing of this is left behind."""
+    def stage(self, files: Sequence[WrittenFile], moved: Mapping[str, int], lsn_column: str) -> StagedCommit:
+        """Write the manifests of a commit. The catalog names none of them yet."""
         # A version may be an Lsn, whose text is another one.
         told = {f"{LSN}{application_id}": str(int(version)) for application_id, version in moved.items()}
         transaction = _Append(self._table)
@@ -292,37 +318,57 @@ class IcebergTable:
             producer.append_data_file(self._data_file(file, lsn_column))
         producer.commit()
         expired = self._expire(transaction)
+        staged = StagedCommit(transaction, producer, expired, self._required(transaction))
         reach("iceberg_committing")
-        try:
-            self._send(transaction)
-        except CommitFailedException:
-            producer._clean_all_uncommitted()
-            raise
-        if len(producer._written_manifests) > 1:
-            self._remove_merged(producer._written_manifests)
-        if expired and self.upkeep is not None:
-            self.upkeep.note(self._table, self.location, self.label, expired)
+        return staged
 
-    def _remove_merged(self, paths: Sequence[str]) -> None:
+    def take(self, staged: StagedCommit, moved: Mapping[str, int]) -> None:
+        """Go on from the table as it is, after the catalog took ``staged`` and did not say what it made of it. Raises
+        SnapshotOutdated where somebody has moved a watermark again meanwhile."""
+        before = self._table.metadata
+        with answering(self.title):
+            self._table.refresh()
+        # As ``Table._do_commit`` does, which leaves to the next one what it could not remove.
+        self._table.catalog._delete_old_metadata(self._table.io, before, self._table.metadata)
+        self._tell_newest()
+        self._complete(staged, moved)
+
+    def _complete(self, staged: StagedCommit, moved: Mapping[str, int]) -> None:
+        """After the catalog took it, and the table was read again."""
+        self._remove_merged(staged.producer)
+        if staged.expired and self.upkeep is not None:
+            self.upkeep.note(self._table, self.location, self.label, staged.expired)
+        self._read()
+        for application_id, version in moved.items():
+            if self.watermark(application_id) != version:
+                raise SnapshotOutdated(self.label)
+
+    def _remove_merged(self, producer: _SnapshotProducer[Any]) -> None:
         """A commit that merges manifests has written one of its own files first, and merged it at once: that one no
         snapshot has ever named."""
-        snapshot = self._table.current_snapshot()
-        assert snapshot is not None
+        snapshot = self._table.snapshot_by_id(producer.snapshot_id)
+        if len(producer._written_manifests) < 2 or snapshot is None:
+            return
         named = {manifest.manifest_path for manifest in snapshot.manifests(self._table.io)}
-        for path in paths:
+        for path in producer._written_manifests:
             if path not in named:
                 self._table.io.delete(path)
 
     def _send(self, transaction: Transaction) -> None:
         """Once. Raises CommitFailedException, and what the catalog's driver raises: then nobody knows what happened."""
-        is_same = AssertTableUUID(uuid=self._table.metadata.table_uuid)
         with answering(self.title), written() as paths:
             try:
-                self._table._do_commit(transaction._updates, (*transaction._requirements, is_same))
+                self._table._do_commit(transaction._updates, self._required(transaction))
             except CommitFailedException:
                 for path in paths:
                     self._table.io.delete(path)
                 raise
+        self._tell_newest()
+
+    def _required(self, transaction: Transaction) -> tuple[TableRequirement, ...]:
+        return *transaction._requirements, AssertTableUUID(uuid=self._table.metadata.table_uuid)
+
+    def _tell_newest(self) -> None:
         if self.newest is not None:
             self.newest[self.label] = self._table.metadata, self._table.metadata_location
 
@@ -332,7 +378,7 @@ class IcebergTable:
         transaction._stage((), (AssertRefSnapshotId.model_validate(asserted),))
 
     def _take_newest(self, moved: Mapping[str, int]) -> None:
-        """Go on from what another handle of this process has committed. Raises as ``_reload_behind_harmless``."""
+        """Go on from what another handle of this process has committed. Raises as ``reload_behind_harmless``."""
         found = None if self.newest is None else self.newest.get(self.label)
         if found is None or _sequence(found[0]) <= _sequence(self._table.metadata):
             return
@@ -342,7 +388,7 @@ class IcebergTable:
         if self._made_from(moved) != before:
             raise SnapshotOutdated(self.label)
 
-    def _reload_behind_harmless(self, moved: Mapping[str, int]) -> None:
+    def reload_behind_harmless(self, moved: Mapping[str, int]) -> None:
         """Raise SnapshotOutdated unless all that this commit was made from is as it was."""
         before = self._made_from(moved)
         self.refresh()

@@ -14,12 +14,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import SinkFailed
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace, answering, location_of
+from xidstream.pipeline.iceberg.catalog_errors import answering
+from xidstream.pipeline.iceberg.catalogs import IcebergPlace, location_of
+from xidstream.pipeline.iceberg.commit_together import together_of
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest, first_properties, name_mapping_of
 from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.log_table import Together
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.table_metadata import (
     OF_OWN_TABLES,
@@ -125,7 +128,8 @@ class IcebergTables:
         return parts if parts is not None and table_name(*parts) == key else None
 
     def open(self, key: str, label: str) -> IcebergTable | None:
-        """Raises StorageFault where the catalog does not answer, ConfigError where none is configured."""
+        """Raises StorageFault where the catalog does not answer, PreconditionMissing where it lets nobody in,
+        ConfigError where none is configured."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         try:
@@ -155,6 +159,12 @@ class IcebergTables:
         with answering(self.root):
             table = self._create(key, label, columns, about, brought)
         return self._table(table, key, label)
+
+    def together(self) -> Together | None:
+        """Where the catalog takes commits of several tables in one request. Raises as ``open``."""
+        with answering(self.root):
+            catalog = self._catalog()
+        return None if catalog is None else together_of(catalog, self.root)
 
     def close(self) -> None:
         if self._upkeep is not None:

@@ -11,11 +11,14 @@ What a format promises:
   has moved one of them since. So no interleaving of two runs writes a row twice (``SnapshotOutdated``).
 - After a failure the handle is of no further use. A new one shows what did happen.
 - What a commit made is durable when the call returns.
+- Where a format can commit several tables in one step (``LogTables.together``), that is one commit: all of the tables
+  have it, or none has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -98,6 +101,26 @@ class LogTable(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class TableCommit:
+    """A commit that is still to be made: ``table``, and what its ``commit`` is given."""
+
+    table: LogTable
+    files: Sequence[WrittenFile]
+    versions: Mapping[str, int]
+    marks: Mapping[str, int]
+    lsn_column: str = "_commit_lsn"
+
+    def alone(self) -> None:
+        """Raises as ``LogTable.commit``."""
+        self.table.commit(self.files, self.versions, self.lsn_column, marks=self.marks)
+
+
+Together = Callable[[Sequence[TableCommit]], None]
+"""Makes commits of several tables, each table's one, in one step: all, or none. Raises as ``LogTable.commit``.
+SnapshotOutdated says that one of the tables is; all handles are of no further use then."""
+
+
 class LogTables(Protocol):
     """The tables below one root. ``root`` names it for people, without credentials. A table's ``key`` is its name
     there. ``kept_handles``: how many tables a sink keeps open. Any thread may call."""
@@ -133,6 +156,10 @@ class LogTables(Protocol):
         brought: Sequence[VersionSince] = (),
     ) -> LogTable:
         """The table, made with ``columns`` where there is none; safe against a crash and against a race."""
+        ...
+
+    def together(self) -> Together | None:
+        """What commits several of these tables in one step; None where each is committed by itself."""
         ...
 
     def close(self) -> None: ...

@@ -66,6 +66,11 @@ def check_values(config: Config) -> None:
         raise ConfigError(f"mirror_every must be from 1s to 1d, got {config.mirror_every!r}")
     if not 60 <= duration_s(config.mirror_retention, "mirror_retention") <= 86_400 * 366:
         raise ConfigError(f"mirror_retention must be from 1min to 366d, got {config.mirror_retention!r}")
+    if config.log_retention and config.sink_kind.is_log and not config.sink_kind.is_shortened:
+        raise ConfigError(
+            f"log_retention is for a Delta sink: a change log in {config.sink_kind.name} tables is not shortened",
+            remedy="leave log_retention out, or give --sink delta:URI; docs/iceberg.md says how to remove old rows",
+        )
     if not 0 <= config.sink_settings.commit_every_s <= 10:  # the end of a run waits for the batch in hand
         raise ConfigError(f"iceberg_commit_every must be from 0s to 10s, got {config.iceberg_commit_every!r}")
     for f in dataclasses.fields(config):

@@ -9,7 +9,9 @@ snapshot. Segments above it that are Parquet in the table's layout already get a
 Spark's executors (``pipeline.sinks.written_rows``). These names and files are committed on that snapshot with the new
 watermark (``LogTable.commit``). A crash anywhere leaves each table at a watermark of its own; the replay,
 however its batches are cut, writes to each what it lacks. A reader bounded by the greatest ``commit_lsn`` of
-``_transactions`` never sees a torn transaction, because that is committed after all the tables.
+``_transactions`` never sees a torn transaction, because that is committed after all the tables. Where the format
+commits several tables in one step (``LogTables.together``), all these commits are one, and no reader sees a torn
+transaction (``batch_commits``).
 
 Watermarks under the application id of the slot: a source table's and ``_transactions``' are the commit LSN
 of the last transaction they hold; ``_messages`` has two, because its rows come in two orders. Transactional
@@ -25,7 +27,7 @@ Who may write, and whether what is held can come from this server, is ``pipeline
 that somebody else has outdated is taken anew, and checked.
 
 Rejected: Spark's own writers (a jar that must match Spark, and a commit that cannot be tied to our watermark in one
-snapshot); one transaction over all tables (Delta has none, and of Iceberg's catalogs few).
+snapshot).
 
 The driver's process only; ``write`` from one thread at a time, tables are written by up to four.
 """
@@ -34,7 +36,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
@@ -45,7 +47,6 @@ from xidstream.pipeline.errors import (
     Action,
     SegmentCorrupt,
     SinkFailed,
-    StorageFault,
     Unsupported,
     UsageError,
     XidstreamError,
@@ -61,6 +62,7 @@ from xidstream.pipeline.log_tables.log_table import (
     LogTable,
     LogTables,
     SnapshotOutdated,
+    TableCommit,
 )
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteTarget, WrittenFile
@@ -72,6 +74,7 @@ from xidstream.pipeline.parked import rows_given_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.settings.sink_kinds import SinkKind
+from xidstream.pipeline.sinks.batch_commits import BatchCommits, Guard, commits_of
 from xidstream.pipeline.sinks.message_pieces import message_pieces, new_messages
 from xidstream.pipeline.sinks.written_rows import write_rows
 from xidstream.pipeline.snapshot.ddl import Ddl, read_ddl
@@ -86,8 +89,6 @@ if TYPE_CHECKING:
 
 PARALLEL_TABLES: Final = 4
 """Jobs at a time: four tiny ones together take as long as one (measured); more only queue for the cores."""
-ATTEMPTS: Final = 3
-"""Writes of one table in the face of others' changes to its columns or properties."""
 
 
 class LogSink:
@@ -108,6 +109,7 @@ class LogSink:
         self._messages_id = f"{identity.application_id}/messages"
         self._ownership: Ownership | None = None
         self._writers = WriterCache(tables.kept_handles)
+        self._guarded = Guard(self._writers, tables.title)
         self._threads: ThreadPoolExecutor | None = None
         self._links = SegmentLinks()
         self._snapshot_log: SnapshotLog | None = None
@@ -200,22 +202,29 @@ class LogSink:
         if batch.last_commit_lsn > MAX_VERSION:
             raise Unsupported(f"commit LSN {batch.last_commit_lsn} does not fit a version of 63 bits")
         self._guarded(locations.TRANSACTIONS, lambda: self._check_repeated(batch))
+        commits = commits_of(len(batch.parts), self._guarded, self._tables.together(), self._tables.root)
         if batch.last_commit_lsn > self.watermark():
-            self._write_tables(list(batch.parts.values()), batch)
+            self._write_tables(list(batch.parts.values()), batch, commits)
         ddl: list[Ddl] = []
-        self._guarded(locations.MESSAGES, lambda: self._write_messages(batch, ddl))
+        commits.add(locations.MESSAGES, lambda: self._messages_of(batch, ddl))
         # Before `_transactions` says that all is whole up to here.
         given_up = rows_given_up(each for unit in batch.content.units for each in unit.left_out)
         self.snapshot_log().park([*batch.content.parked, *given_up])
         self.snapshot_log().note_ddl(ddl)
-        self._guarded(locations.TRANSACTIONS, lambda: self._write_transactions(batch.transaction_rows))
+        commits.add(
+            locations.TRANSACTIONS,
+            lambda: self._transactions_of(batch.transaction_rows),
+            lambda: reach("committing_transactions"),
+            lambda: reach("transactions_committed"),
+        )
+        commits.finish()
 
-    def _write_tables(self, tables: list[TableParts], batch: SinkBatch) -> None:
+    def _write_tables(self, tables: list[TableParts], batch: SinkBatch, commits: BatchCommits) -> None:
         if len(tables) == 1:
-            self._write_table(tables[0], batch)
+            self._write_table(tables[0], batch, commits)
             return
         assert self._threads is not None
-        futures = [self._threads.submit(self._write_table, parts, batch) for parts in tables]
+        futures = [self._threads.submit(self._write_table, parts, batch, commits) for parts in tables]
         # All come to their end before the first failure is raised: none is left running behind the caller. Those
         # that have not begun never do: their rows may be lost with whatever the first one lacked.
         wait(futures, return_when=FIRST_EXCEPTION)
@@ -226,27 +235,16 @@ class LogSink:
         if failures:
             raise min(failures, key=_severity)
 
-    def _write_table(self, parts: TableParts, batch: SinkBatch) -> None:
+    def _write_table(self, parts: TableParts, batch: SinkBatch, commits: BatchCommits) -> None:
         key = self._tables.key_of(*parts.name)
-        self._guarded(key, lambda: self._write_rows(key, parts, batch))
-
-    def _guarded(self, key: str, write: Callable[[], None]) -> None:
-        """Run ``write``, with a fresh snapshot after another's harmless change; after a failure forget the
-        handle, whose snapshot may no longer be what the table is."""
-        for _ in range(ATTEMPTS):
-            try:
-                write()
-                return
-            except SnapshotOutdated:
-                self._writers.pop(key, None)
-            except Exception as error:
-                self._writers.pop(key, None)
-                raise fault_of(error, f"writing {self._tables.title(key)}") from error
-        raise StorageFault(
-            f"{self._tables.title(key)} was changed by others during {ATTEMPTS} attempts to write"
+        commits.add(
+            key,
+            lambda: self._rows_of(key, parts, batch),
+            lambda: reach("committing_table"),
+            lambda: reach("table_committed"),
         )
 
-    def _write_rows(self, key: str, parts: TableParts, batch: SinkBatch) -> None:
+    def _rows_of(self, key: str, parts: TableParts, batch: SinkBatch) -> TableCommit | None:
         writer = self._writer(key, parts.label)
         watermark = NOTHING if writer is None else writer.watermark(self._application_id)
         if writer is not None and watermark > self.watermark():
@@ -254,7 +252,7 @@ class LogSink:
         if batch.last_commit_lsn <= watermark:
             if writer is not None:
                 self._writers[key] = writer
-            return
+            return None
         rules = self._tables.rules
         columns, placements = place_all(() if writer is None else writer.columns, parts.schemas, rules)
         about = self._tables.about(parts.appearances[-1].relation)
@@ -276,12 +274,11 @@ class LogSink:
         files, left = self._link_segments(parts, placements, batch, target)
         conform = [Conform.of(columns, placement.names) for placement in placements]
         files += write_rows(left, batch, target, conform)
-        if files:
-            files.sort(key=lambda file: (file.min_commit_lsn, file.path))
-            last = max(file.max_commit_lsn for file in files)
-            reach("committing_table")
-            writer.commit(files, {self._application_id: last}, marks=self._marks)
-            reach("table_committed")
+        if not files:
+            return None
+        files.sort(key=lambda file: (file.min_commit_lsn, file.path))
+        last = max(file.max_commit_lsn for file in files)
+        return TableCommit(writer, files, {self._application_id: last}, self._marks)
 
     def _link_segments(
         self, parts: TableParts, placements: list[Placement], batch: SinkBatch, target: WriteTarget
@@ -353,20 +350,18 @@ class LogSink:
             self._writers[key] = writer
         return writer
 
-    def _write_transactions(self, rows: pa.Table) -> None:
+    def _transactions_of(self, rows: pa.Table) -> TableCommit | None:
         writer = self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         new = rows.filter(pc.greater(rows["commit_lsn"], writer.watermark(self._application_id)))
-        if new.num_rows:
-            versions = {self._application_id: pc.max(new["commit_lsn"]).as_py()}
-            files = self._own_files(writer, TRANSACTIONS_SCHEMA, "commit_lsn")
-            for part in new.to_batches():
-                files.write(part)
-            written = files.close()
-            reach("committing_transactions")
-            writer.commit(written, versions, "commit_lsn", marks=self._marks)
-            reach("transactions_committed")
+        if not new.num_rows:
+            return None
+        versions = {self._application_id: pc.max(new["commit_lsn"]).as_py()}
+        files = self._own_files(writer, TRANSACTIONS_SCHEMA, "commit_lsn")
+        for part in new.to_batches():
+            files.write(part)
+        return TableCommit(writer, files.close(), versions, self._marks, "commit_lsn")
 
-    def _write_messages(self, batch: SinkBatch, ddl: list[Ddl]) -> None:
+    def _messages_of(self, batch: SinkBatch, ddl: list[Ddl]) -> TableCommit | None:
         """``ddl`` becomes what the batch tells of it."""
         ddl.clear()
 
@@ -377,7 +372,7 @@ class LogSink:
         pieces = message_pieces(batch.message_batches(take_ddl))
         first = next(pieces, None)
         if first is None:
-            return
+            return None
         writer = self._own_table(locations.MESSAGES, MESSAGES_SCHEMA)
         files = self._own_files(writer, MESSAGES_SCHEMA, "lsn")
         watermarks = {i: writer.watermark(i) for i in (self._application_id, self._messages_id)}
@@ -390,8 +385,7 @@ class LogSink:
             # Messages outside of transactions come in the order of their LSNs, so none is kept twice over the pieces.
             # Those of one transaction share its commit LSN: that may rise behind the last of its pieces only.
             watermarks[self._messages_id] = moved.get(self._messages_id, watermarks[self._messages_id])
-        if moved:
-            writer.commit(files.close(), moved, "lsn", marks=self._marks)
+        return TableCommit(writer, files.close(), moved, self._marks, "lsn") if moved else None
 
     def _own_files(self, writer: LogTable, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
         job = f"data-{uuid.uuid4().hex}-driver"

@@ -27,6 +27,8 @@ from tests.chaos.kills import OUTSIDE, Plan, schedule, with_pauses
 from tests.chaos.local_round import run_local
 from tests.chaos.report import Report
 from tests.differential.runner import SERVER_SETTINGS
+from tests.iceberg_rest import IcebergRestServer
+from tests.lakes import DeltaLake, IcebergLake, Lake, TogetherLake
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.faultpoints import TOKENS_VARIABLE, VARIABLE
 
@@ -53,7 +55,14 @@ def main() -> int:
     parser.add_argument(
         "--journal", action="store_true", help="write everything to the journal before the sink has it"
     )
-    parser.add_argument("--iceberg", action="store_true", help="into Iceberg tables; not with --local")
+    parser.add_argument(
+        "--iceberg",
+        nargs="?",
+        const="folder",
+        choices=("folder", "rest"),
+        help="into Iceberg tables: of a folder's catalog, or of a REST catalog that commits several at once; not with "
+        "--local",
+    )
     parser.add_argument("--limit-s", type=float, default=0, help="no further kill or round after this time")
     parser.add_argument(
         "--faults", help="these instead, in this order; as in XIDSTREAM_FAULTS, or kills from outside"
@@ -72,6 +81,14 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xs-chaos-")))
         plan = Plan(folder / "plan")
         make_driver: Any = None
+        rest: IcebergRestServer | None = None
+        if arguments.iceberg == "rest":
+            rest = IcebergRestServer(folder, together=True)
+            stack.callback(rest.stop)
+            os.environ |= {
+                "PYICEBERG_CATALOG__PROD__TYPE": "rest",
+                "PYICEBERG_CATALOG__PROD__URI": rest.uri,
+            }
         if not arguments.local:
             # Before Ray starts: its workers, RayDP's JVMs and their Python inherit them.
             os.environ[VARIABLE], os.environ[TOKENS_VARIABLE] = f"@{plan.file}", str(plan.tokens)
@@ -136,7 +153,7 @@ def main() -> int:
                 two_phase=two_phase,
                 streaming=streaming,
                 journal=arguments.journal,
-                iceberg=arguments.iceberg,
+                lake=_lake(arguments.iceberg, folder / f"seed-{seed}" / "lake", rest, f"chaos_{seed}"),
                 kills_until_s=started + arguments.limit_s if arguments.limit_s else float("inf"),
                 say=lambda text: print(f"  {time.monotonic() - started:6.1f} {text}", flush=True),
             ).run()
@@ -149,6 +166,12 @@ def main() -> int:
     failures = report.failures(arguments.least)
     print("\n".join(failures) or "nothing failed")
     return 1 if failures else 0
+
+
+def _lake(iceberg: str | None, root: Path, rest: IcebergRestServer | None, namespace: str) -> Lake:
+    if rest is not None:
+        return TogetherLake(rest, namespace)
+    return IcebergLake(root) if iceberg else DeltaLake(root)
 
 
 def _watch_load(loads: list[float]) -> None:

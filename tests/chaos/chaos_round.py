@@ -30,7 +30,7 @@ from tests.differential.runner import remove_database
 from tests.differential.source_schema import PUBLICATIONS, set_up_statements
 from tests.differential.workload import Workload
 from tests.feedback_spy import FeedbackSpy, observe
-from tests.lakes import DeltaLake, IcebergLake, Lake
+from tests.lakes import DeltaLake, Lake
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.faultpoints import POINTS, Fault
 from xidstream.pipeline.log_tables.locations import TRANSACTIONS
@@ -119,7 +119,7 @@ class Round:
         two_phase: bool,
         streaming: str = "on",
         journal: bool = False,
-        iceberg: bool = False,
+        lake: Lake | None = None,
         kills_until_s: float = float("inf"),
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -131,7 +131,7 @@ class Round:
         self._make_driver = make_driver
         self._name = f"chaos_{seed}"
         self._options = Options(streaming=streaming, two_phase=two_phase, journal=journal)
-        self._lake: Lake = IcebergLake(folder / "lake") if iceberg else DeltaLake(folder / "lake")
+        self._lake = DeltaLake(folder / "lake") if lake is None else lake
         self._storage = folder / "segments"
         self.notices: list[str] = []
         self._say = say
@@ -176,6 +176,7 @@ class Round:
             result.n_prepared = len(spy.prepared)
             twin = self._read_twin(dsn, twin_slot)
             result.verdict = judge(self._lake, twin, workload.dropped_messages)
+            result.problems += self._lake.torn()
             result.accusations += spy.problems(self._lake, int(before))
             model = Model()
             model.apply(twin.transactions)

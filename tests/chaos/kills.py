@@ -23,7 +23,11 @@ STREAM_POINTS = {
     and point not in JOURNAL_POINTS
 }
 """Rounds begin with empty tables and have no mirror, so they pass no point of these: tests/e2e kills there."""
-ICEBERG_POINTS = frozenset(point for point, where in POINTS.items() if where.startswith("iceberg:"))
+TOGETHER_POINTS = frozenset({"iceberg_tables_committed"})
+"""Passed where a catalog commits several tables in one request."""
+ICEBERG_POINTS = (
+    frozenset(point for point, where in POINTS.items() if where.startswith("iceberg:")) - TOGETHER_POINTS
+)
 """Passed where the sink is one of Iceberg tables: the driver's, too."""
 DRIVER_POINTS = frozenset(p for p, where in STREAM_POINTS.items() if where.startswith("driver:"))
 """A kill here costs a new Spark session, an order of magnitude more than one elsewhere."""
@@ -39,7 +43,7 @@ def schedule(
     driver_share: float,
     together: int = 1,
     journal: bool = False,
-    iceberg: bool = False,
+    iceberg: str | None = None,
 ) -> list[str]:
     """``n_kills`` faults as the plan's text has them, in an order of the seed's.
 
@@ -53,6 +57,8 @@ def schedule(
     n_drivers = round(n_kills * driver_share)
     n_prepared = n_kills // 10 if two_phase else 0
     of_driver = DRIVER_POINTS | ICEBERG_POINTS if iceberg else DRIVER_POINTS
+    if iceberg == "rest":
+        of_driver |= TOGETHER_POINTS
     others_of = OTHER_POINTS | JOURNAL_POINTS if journal else OTHER_POINTS
     points = [
         *_dealt(sorted(of_driver), n_drivers, before=(seed - 1) * n_drivers),
@@ -100,7 +106,7 @@ def _dealt(points: list[str], n: int, *, before: int) -> list[str]:
 def _passage(r: random.Random, point: str) -> int:
     """The rare ones at once, the frequent ones somewhere."""
     rare = point in PREPARED_POINTS or "segment" in point or point in ("sealing", "sealed")
-    if rare or point in DRIVER_POINTS | ICEBERG_POINTS:
+    if rare or point in DRIVER_POINTS | ICEBERG_POINTS | TOGETHER_POINTS:
         return 1
     return r.choice((1, 2, 3, 5) if POINTS[point].startswith(("reader", "buffer")) else (1, 1, 2))
 

@@ -62,5 +62,12 @@ def test_a_killed_raydp_master_is_noticed_and_replaced_with_its_driver() -> None
     assert "RayDP's master is lost" in judged("spark_master_gateway")
 
 
+@pytest.mark.nightly
 def test_a_driver_killed_while_it_commits_to_iceberg_loses_nothing_and_confirms_nothing_early() -> None:
     judged("iceberg_committing:kill@2,recorded:kill@2,committing_transactions:kill", "--iceberg")
+
+
+def test_a_driver_killed_while_it_commits_all_tables_at_once_loses_nothing_and_leaves_no_table_ahead() -> (
+    None
+):
+    judged("iceberg_committing:kill@2,recorded:kill@2,iceberg_tables_committed:kill", "--iceberg", "rest")

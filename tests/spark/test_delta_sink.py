@@ -444,7 +444,7 @@ def test_a_sink_ahead_of_the_servers_wal_is_refused_and_its_root_named(
     sink.write(make_batch(Transaction(100, [(A, rows(1))])))
     if left_ahead == "public.a":
         with monkeypatch.context() as patch:
-            patch.setattr(DeltaSink, "_write_transactions", _power_cut)
+            patch.setattr(DeltaSink, "_transactions_of", _power_cut)
             with pytest.raises(StorageFault):
                 sink.write(make_batch(Transaction(200, [(A, rows(2))])))
     else:
@@ -518,7 +518,7 @@ def test_a_transaction_of_another_history_is_not_dropped_by_a_table_that_a_crash
     sink.write(make_batch(Transaction(100, [(A, rows(1))])))
     ahead = [Transaction(200, [(A, rows(2, 3))]), Transaction(210, [(A, rows(4))], spilled=True)]
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaSink, "_write_transactions", _power_cut)
+        patch.setattr(DeltaSink, "_transactions_of", _power_cut)
         with pytest.raises(StorageFault):
             sink.write(make_batch(*ahead))
     with pytest.raises(SinkDiverged, match=r"public\.a"):

@@ -87,7 +87,9 @@ class Chain:
     def write_messages(self) -> pa.Table:
         """What ``_messages`` holds then, with the length of each content and its first byte in place of it."""
         self.sink.claim(Tenure(1, "epoch-1", 1, {}, Lsn(1 << 40)))
-        self.sink._write_messages(self.batch(), [])
+        commit = self.sink._messages_of(self.batch(), [])
+        assert commit is not None
+        commit.alone()
         table = DeltaTable(str(self.delta / "_messages"))
         found = []
         for action in pa.table(table.get_add_actions()).column("path").to_pylist():

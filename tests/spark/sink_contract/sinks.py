@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from tests.iceberg_rest import IcebergRestServer
 from tests.spark.sink_contract.null_sink import NullSink, newest
 from tests.spark.support import IDENTITY
 from xidstream.pipeline import faultpoints
@@ -52,6 +53,9 @@ class Tried(ABC):
         sink.claim(Tenure(self.n_runs, f"epoch-{self.n_runs}", 1, {}, Lsn(10_000)))
         sink.leave_out(contained or {})
         return sink
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to end
+        """When the test has ended."""
 
     def fail_at(self, step: str) -> None:
         """The next write ends there with an error, once."""
@@ -110,6 +114,30 @@ class Iceberg(Tried):
         return sorted(map(row_of, self._read(table.replace(".", "__"))))
 
 
+class IcebergTogether(Iceberg):
+    """Behind a REST catalog that commits all tables of a batch in one request."""
+
+    steps = ("committing_table", "iceberg_committing", "iceberg_tables_committed", "transactions_committed")
+
+    def __init__(self, root: Path, spark: Any, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(root, spark, patch)
+        root.mkdir()
+        self._server = IcebergRestServer(root, together=True)
+        patch.setenv("PYICEBERG_CATALOG__PROD__TYPE", "rest")
+        patch.setenv("PYICEBERG_CATALOG__PROD__URI", self._server.uri)
+
+    @property
+    def _place(self) -> IcebergPlace:
+        return IcebergPlace.parse("prod/shop")
+
+    def rows(self, table: str) -> list[Row]:
+        assert self._server.n_transactions, "nothing was committed together"
+        return super().rows(table)
+
+    def close(self) -> None:
+        self._server.stop()
+
+
 class Function(Tried):
     """``foreachBatch``: what a function was given is what there is of it."""
 
@@ -162,4 +190,4 @@ class Null(Tried):
         return sorted(row_of(row) for file in files for row in pq.read_table(self.root / file).to_pylist())
 
 
-SINKS: tuple[type[Tried], ...] = (Delta, Iceberg, Function, Null)
+SINKS: tuple[type[Tried], ...] = (Delta, Iceberg, IcebergTogether, Function, Null)

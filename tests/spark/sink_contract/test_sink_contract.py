@@ -6,6 +6,7 @@ The sinks are in ``sinks``. What differs between them is what their kind says, a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,11 @@ def wanted(table: str, transactions: list[Transaction]) -> list[Row]:
 @pytest.fixture(params=SINKS, ids=lambda sink: sink.__name__.lower())
 def tried(
     request: pytest.FixtureRequest, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
-) -> Tried:
+) -> Iterator[Tried]:
     monkeypatch.setattr(stateless, "warm_up", lambda spark: None)
     made: Tried = request.param(tmp_path / "sink", spark, monkeypatch)
-    return made
+    yield made
+    made.close()
 
 
 @pytest.fixture

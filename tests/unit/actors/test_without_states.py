@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from xidstream import Mirror
+from xidstream import ChangeLog, Mirror
 from xidstream.actors.cli.main import main
 from xidstream.actors.cli.mirror import mirror_command
 from xidstream.actors.cli.verify import verify_command
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.errors import ConfigError, Unsupported
+from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
+from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import TRANSACTIONS
+from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.verify.settings import VerifySettings
 
@@ -52,7 +57,37 @@ def test_keys_are_not_erased_from_iceberg_tables(capsys: pytest.CaptureFixture[s
             "id = 1",
         ]
         main(["erase", *options])
-    assert ended.value.code == 2 and "change log of a Delta sink" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and "not of iceberg tables" in told and "pyiceberg" in told
+
+
+def test_a_log_in_iceberg_tables_is_not_said_to_be_shortened() -> None:
+    with pytest.raises(ConfigError, match="log_retention is for a Delta sink") as error:
+        Config(sink=SINK, log_retention="30d")
+    assert "docs/iceberg.md" in error.value.remedy
+    Config(sink="delta:/lake", log_retention="30d")
+
+
+def test_consumers_of_iceberg_tables_are_told_to_keep_their_own_place(tmp_path: Path) -> None:
+    log = _log(tmp_path)
+    for ask in (lambda: log.consumer("billing"), log.consumers):
+        with pytest.raises(
+            Unsupported, match="positions of consumers need a change log in Delta tables"
+        ) as error:
+            ask()
+        assert "changes(since=LSN)" in error.value.remedy
+
+
+def _log(root: Path) -> ChangeLog:
+    """Of a slot that has written nothing but its tables."""
+    place = IcebergPlace.parse(f"{root}/lake/shop")
+    tables = IcebergTables(place, makes=True)
+    columns = [TableColumn(field.name, field.type, field.name) for field in TRANSACTIONS_SCHEMA]
+    about = tables.about_own(TRANSACTIONS)
+    tables.open_or_create(TRANSACTIONS, TRANSACTIONS, columns, about).commit(
+        [], {"7/shop/s": 100}, marks={"7/shop/s/owner": 1}
+    )
+    return ChangeLog(f"iceberg:{place.argument}")
 
 
 def test_a_run_into_iceberg_tables_refreshes_no_base_tables(capsys: pytest.CaptureFixture[str]) -> None:

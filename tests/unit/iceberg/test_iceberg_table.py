@@ -492,3 +492,22 @@ def test_pyicebergs_own_retry_is_not_asked(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(SnapshotOutdated):
         commit(table, 100, 1)
     assert len(tried) == 1
+
+
+def test_rows_that_a_user_deletes_by_pyiceberg_are_gone_and_a_commit_goes_on_behind(tmp_path: Path) -> None:
+    """As docs/iceberg.md has it: copy-on-write, beside the run, which finds a harmless change."""
+    upkeep = IcebergUpkeep()
+    table = table_of(tmp_path, upkeep)
+    commit(table, 100, 1, 2, 3)
+    commit(table, 110, 4)
+    before = set((tmp_path / "lake/shop/public__a").glob("data-*/*.parquet"))
+    raw(tmp_path).delete("id = 2")
+    commit(table, 120, 5)
+    assert ids(tmp_path) == [1, 3, 4, 5] and table_of(tmp_path).watermark(SLOT) == 120
+    left = raw(tmp_path)
+    left.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in left.snapshots()[:-1]]).commit()
+    named = {task.file.file_path for task in raw(tmp_path).scan().plan_files()}
+    (replaced,) = [each for each in before if f"file://{each}" not in named]
+    assert replaced.parent.name.startswith("data-100")
+    commit(table_of(tmp_path), 130, 6)
+    assert ids(tmp_path) == [1, 3, 4, 5, 6]

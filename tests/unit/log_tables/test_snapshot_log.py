@@ -340,7 +340,7 @@ def test_the_sink_ends_a_parked_tables_generation_before_transactions_says_that_
     def look(_: object) -> None:
         states.append([line.state.value for line in log_of(tmp_path, 2).lines(True)])
 
-    monkeypatch.setattr(sink, "_write_transactions", look)
+    monkeypatch.setattr(sink, "_transactions_of", look)
     for _ in range(2):
         sink.write(batch)
     assert states == [["ended"], ["ended"]]
@@ -514,7 +514,7 @@ def test_the_sink_ends_by_ddl_before_transactions_says_that_all_is_whole_and_kee
     def look(_: object) -> None:
         states.append([line.state.value for line in log_of(tmp_path, 2).lines(True)])
 
-    monkeypatch.setattr(sink, "_write_transactions", look)
+    monkeypatch.setattr(sink, "_transactions_of", look)
     nothing: Any = None
     for _ in range(2):
         sink.write(SinkBatch(content, nothing, nothing, nothing, nothing, nothing))

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from xidstream.pipeline.errors import SinkDiverged
 from xidstream.pipeline.exchange import Batch, MemoryPart, Sealed, SlotIdentity, Tenure
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines
+from xidstream.pipeline.log_tables.log_table import TableCommit
 from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
 from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
@@ -79,7 +80,7 @@ def crash_before_transactions(root: Path, batch: SinkBatch, monkeypatch: pytest.
     """The tables have the batch, and ``_transactions`` does not."""
     sink = sink_of(root, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(sink, "_write_transactions", lambda rows: 1 / 0)
+        patch.setattr(sink, "_transactions_of", lambda rows: 1 / 0)
         with pytest.raises(Exception, match="_transactions"):
             sink.write(batch)
     sink.close()
@@ -159,13 +160,13 @@ def test_a_transaction_that_was_given_up_ends_the_generations_of_its_tables_befo
         unit(other, (250, True)), left_out=(LeftOutTransaction(Xid(9), Lsn(240), relids),)
     )
     states: list[list[tuple[str, str]]] = []
-    write_transactions = sink._write_transactions
+    transactions_of = sink._transactions_of
 
-    def written(rows: pa.Table) -> None:
+    def told(rows: pa.Table) -> TableCommit | None:
         states.append([(line.table, line.state.value) for line in log.lines(True)])
-        write_transactions(rows)
+        return transactions_of(rows)
 
-    sink._write_transactions = written  # type: ignore[method-assign]
+    sink._transactions_of = told  # type: ignore[method-assign]
     nobody = dataclasses.replace(PARKED, relid=99)
     sink.write(batch_of(nobody, met))
     is_of_all = relids is None
