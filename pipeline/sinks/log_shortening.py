@@ -60,6 +60,7 @@ from xidstream.pipeline.changelog.shortening import (
     best_starts,
     cut_for,
     fold_for,
+    held_back,
     lsn_for_bytes,
     removable,
     stretches_of,
@@ -109,7 +110,7 @@ class _Folded:
 @dataclass(frozen=True)
 class _Plan:
     """What a table's log is cut by. ``cut``: without a new fold. ``upto``: no cut goes further. ``told``: the fold that
-    the log has."""
+    the log has. ``wanted``: what the retention asks for. ``base``: of the newest base table; None without one."""
 
     files: list[LogFile]
     stretches: list[Stretch]
@@ -117,11 +118,14 @@ class _Plan:
     cut: int
     upto: int
     told: LogFold | None
+    wanted: int
+    base: int | None
 
 
 class LogShortening:
     """``is_being_taken``: whether a snapshot of the table in this directory is under way. ``get_session``: for folds of
-    large tables; None where there is no Spark.
+    large tables; None where there is no Spark. ``tell_held`` gets the bytes that each consumer holds back, by name,
+    after each turn.
 
     Raises Superseded, SinkDiverged, StorageFault from ``shorten``."""
 
@@ -133,7 +137,9 @@ class LogShortening:
         retention: LogRetention,
         is_being_taken: Callable[[str], bool] = lambda directory: False,
         get_session: GetSession | None = None,
+        tell_held: Callable[[Mapping[str, int]], None] = lambda held: None,
     ) -> None:
+        self._tell_held = tell_held
         self._root = root
         self._slot = application_id
         self._ownership = ownership
@@ -152,14 +158,17 @@ class LogShortening:
             return
         consumers = read_positions(self._root, self._slot)
         self._tell_forgotten(consumers, latest)
-        needed = [int(each.lsn) for each in consumers]
+        needed = {each.name: int(each.lsn) for each in consumers}
+        held: dict[str, Mapping[str, int]] = {}
         names = {table_label(*name): locations.encode_table(*name) for name in log.table_names()}
         cuts = [
-            self._shorten_table(log, name, directory, latest, needed) for name, directory in names.items()
+            self._shorten_table(log, name, directory, latest, needed, held)
+            for name, directory in names.items()
         ]
         lowest = min(cuts, default=0)
         self._shorten_transactions(lowest)
         self._shorten_messages(lowest)
+        self._tell_held({name: sum(of_table.get(name, 0) for of_table in held.values()) for name in needed})
 
     def _latest(self, log: ChangeLog) -> int:
         """No cut goes beyond this; 0 where none can be made."""
@@ -175,9 +184,16 @@ class LogShortening:
         return 0 if later is None else later - 1
 
     def _shorten_table(
-        self, log: ChangeLog, name: str, directory: str, latest: int, needed: Sequence[int]
+        self,
+        log: ChangeLog,
+        name: str,
+        directory: str,
+        latest: int,
+        needed: Mapping[str, int],
+        held: dict[str, Mapping[str, int]],
     ) -> int:
-        """Returns how far the table is cut then. ``needed``: the positions of the consumers."""
+        """Returns how far the table is cut then. ``needed``: the positions of the consumers, by name. ``held`` gets
+        what they hold back of this table."""
         location = self._root.child(directory)
         folded, is_looked_at = None, False
         try:
@@ -196,6 +212,7 @@ class LogShortening:
                         continue  # the table went on meanwhile
                 cut = plan.cut if folded is None else folded.fold.lsn
                 fold_at = 0 if plan.told is None else plan.told.lsn
+                held[name] = self._held(name, plan, needed, fold_at)
                 gone = removable(plan.files, plan.stretches, cut, fold_at) if cut > before else []
                 if not gone:
                     return before
@@ -211,6 +228,12 @@ class LogShortening:
         finally:
             if folded is not None:
                 self._discard(location, name, folded.directory)
+
+    def _held(self, name: str, plan: _Plan, consumers: Mapping[str, int], fold: int) -> Mapping[str, int]:
+        could_not = any(table == name for table, _ in self._told)
+        return held_back(
+            plan.files, plan.stretches, plan.wanted, plan.base, consumers, fold, may_fold=not could_not
+        )
 
     def _commit(
         self, writer: DeltaTableWriter, cut: int, gone: Sequence[LogFile], folded: _Folded | None
@@ -230,7 +253,7 @@ class LogShortening:
         name: str,
         directory: str,
         latest: int,
-        consumed: Sequence[int],
+        consumed: Mapping[str, int],
     ) -> _Plan | None:
         """None where the table waits, or is left alone."""
         retention = self._retention.of(name)
@@ -247,7 +270,8 @@ class LogShortening:
             return None
         files, told = _files(writer, "_commit_lsn"), fold_of(writer.watermark, self._slot)
         wanted = min(latest, self._wanted(retention, files, lines))
-        needed = [*consumed, *([max(line.lsn for line in lines)] if lines else [])]
+        base = max((line.lsn for line in lines), default=None)
+        needed = [*consumed.values(), *([] if base is None else [base])]
         of_fold = [] if told is None else [(told.place, told.lsn)]
         there = list(lines)
         while True:
@@ -256,7 +280,7 @@ class LogShortening:
             missing = self._missing_base(wanted, stretches, there)
             if missing is None:
                 cut = cut_for(wanted, stretches, needed)
-                return _Plan(files, stretches, bool(lines), cut, min([wanted, *needed]), told)
+                return _Plan(files, stretches, bool(lines), cut, min([wanted, *needed]), told, wanted, base)
             there.remove(missing)
 
     def _fold(self, log: ChangeLog, writer: DeltaTableWriter, name: str, plan: _Plan) -> _Folded | None:

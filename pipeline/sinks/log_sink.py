@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from xidstream.pipeline.account.model import LogPart
 from xidstream.pipeline.errors import (
     Action,
     SegmentCorrupt,
@@ -125,6 +126,9 @@ class LogSink:
         except Exception as error:
             raise fault_of(error, f"opening the sink's root {self._tables.root}") from error
         self._threads = ThreadPoolExecutor(PARALLEL_TABLES, thread_name_prefix="log-sink")
+
+    def log_part(self) -> LogPart | None:
+        return None
 
     def close(self) -> None:
         if self._threads is not None:
