@@ -4,9 +4,10 @@
 commits. For each table of the slot, by itself:
 
 1. W, the LSN from which on everything stays. For an age it is the last commit before that age, counted back from the
-   newest commit. So a clock that is set wrong here, or a source that rests, removes nothing. For a size it follows from
-   the table's files, and for ``base`` it is the LSN of the table's oldest base table. It is never later than an hour
-   before the newest commit (``LEAST_AGE_S``), and never beyond what is proven.
+   newest commit, or from now where that is earlier. So a clock that is set wrong here, or on the server alone, removes
+   nothing, and neither does a source that rests: one commit that is stamped a month ahead is no month. For a size it
+   follows from the table's files, and for ``base`` it is the LSN of the table's oldest base table. It is never later
+   than an hour before the newest commit (``LEAST_AGE_S``), and never beyond what is proven.
 2. From where on others need the changes: the lowest position of all consumers, and the table's newest base table,
    from which the mirror goes on.
 3. Where it is worth it, the table's rows at W are written to files: a start for what stays (``log_fold``). That may
@@ -122,6 +123,10 @@ class _Plan:
     base: int | None
 
 
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
+
+
 class LogShortening:
     """``is_being_taken``: whether a snapshot of the table in this directory is under way. ``get_session``: for folds of
     large tables; None where there is no Spark. ``tell_held`` gets the bytes that each consumer holds back, by name,
@@ -138,7 +143,9 @@ class LogShortening:
         is_being_taken: Callable[[str], bool] = lambda directory: False,
         get_session: GetSession | None = None,
         tell_held: Callable[[Mapping[str, int]], None] = lambda held: None,
+        now: Callable[[], datetime.datetime] = _now,
     ) -> None:
+        self._now = now
         self._tell_held = tell_held
         self._root = root
         self._slot = application_id
@@ -180,7 +187,9 @@ class LogShortening:
         newest = transactions.newest_timestamp
         if newest is None:
             return 0
-        later = transactions.first_later(newest - datetime.timedelta(seconds=age_s), MAX_LSN)
+        later = transactions.first_later(
+            min(newest, self._now()) - datetime.timedelta(seconds=age_s), MAX_LSN
+        )
         return 0 if later is None else later - 1
 
     def _shorten_table(
@@ -318,7 +327,7 @@ class LogShortening:
                 attempt_files.remove(location, directory)
 
     def _tell_forgotten(self, consumers: Sequence[ConsumerPosition], latest: int) -> None:
-        now = datetime.datetime.now(datetime.timezone.utc)
+        now = _now()
         for each in consumers:
             if each.is_forgotten(latest, now) and ("", each.name) not in self._told:
                 self._told.add(("", each.name))

@@ -170,6 +170,7 @@ class Root:
         folds: bool = False,
         get_session: GetSession | None = None,
         tell_held: Callable[[Mapping[str, int]], None] = lambda held: None,
+        **clock: Callable[[], datetime.datetime],
     ) -> None:
         """``folds``: else the table counts as too large to be folded."""
         shortening = LogShortening(
@@ -180,6 +181,7 @@ class Root:
             self.snapshots.is_being_taken,
             get_session,
             tell_held,
+            **clock,
         )
         with pytest.MonkeyPatch.context() as patch:
             if not folds:
@@ -390,6 +392,25 @@ def test_what_is_younger_than_an_hour_or_not_proven_stays(root: Location) -> Non
     made.prove(1_020)
     made.shorten("1")
     assert made.log.cut_lsn(TABLE) == 950 and made.lsns() == [*[950] * 5, 1_000, 1_010, 1_020]
+
+
+def test_commits_that_a_clock_of_the_server_stamped_weeks_ahead_have_nothing_removed_sooner(
+    root: Location,
+) -> None:
+    made = long_log(root)
+    ahead = 10_000 + 40 * 24 * 100
+    made.commit(ahead)
+    made.prove(ahead)
+    made.shorten("24h", folds=True, now=lambda: at_hour(10_000))
+    assert 7_600 < made.log.cut_lsn(TABLE) < 7_700 and made.lsns()[-25:] == [*COMMITS[-24:], ahead]
+
+
+def test_a_clock_here_that_is_wrong_has_nothing_removed_sooner(root: Location) -> None:
+    made = long_log(root)
+    made.shorten("24h", folds=True, now=lambda: at_hour(2_400))
+    assert made.log.cut_lsn(TABLE) == 0
+    made.shorten("24h", folds=True, now=lambda: at_hour(10**6))
+    assert 7_600 < made.log.cut_lsn(TABLE) < 7_700
 
 
 def test_nothing_goes_that_a_consumer_has_not_read_until_it_moves_or_is_removed(root: Location) -> None:
