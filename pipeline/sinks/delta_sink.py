@@ -10,8 +10,10 @@ from functools import partial
 
 from xidstream.pipeline.account.model import LogPart
 from xidstream.pipeline.changelog.carrying import carry
+from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.snapshot_log import Carry
 from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION, DeltaRetention
@@ -53,6 +55,9 @@ class DeltaSink(LogSink):
             self._session,
             self._watch.shortened,
         )
+
+    def _slots(self) -> list[str]:
+        return application_ids(self._root.child(locations.TRANSACTIONS))
 
     def log_part(self) -> LogPart | None:
         return None if self._retention.changes.keeps_all else self._watch.part()

@@ -164,8 +164,14 @@ class LogSink:
     def _check_messages(self) -> None:
         self._own_table(locations.MESSAGES, MESSAGES_SCHEMA)
 
+    def _slots(self) -> list[str]:
+        """The application ids of all slots that have written to ``_transactions``."""
+        raise NotImplementedError
+
     def _claim_transactions(self) -> None:
         writer = self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
+        assert self._ownership is not None
+        self._ownership.check_server(writer, self._slots)
         writer.commit([], {}, marks=self._marks)
 
     def _carries(self) -> Carry | None:
