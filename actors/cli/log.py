@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import click
 from xidstream.pipeline.changelog.consumers import ConsumerPosition
 from xidstream.pipeline.changelog.log_root import root_of
 from xidstream.pipeline.changelog.slot_log import SlotLog
-from xidstream.pipeline.errors import ConfigError, Unsupported, UsageError
+from xidstream.pipeline.errors import ConfigError, ExitStatus, Unsupported, UsageError
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.quantities import human_bytes, human_s, visible
 from xidstream.pipeline.settings.config import Config
@@ -58,17 +60,41 @@ def consumers_command(config: Config, *, as_json: bool) -> None:
     _print(("consumer", "processed up to", "behind", "told"), told)
 
 
-def remove_consumer_command(config: Config, name: str) -> None:
-    """Raises UsageError for one that is not registered, StorageFault."""
+def remove_consumer_command(config: Config, name: str, *, is_sure: bool) -> None:
+    """In a terminal it asks first, unless ``is_sure``. Raises UsageError for one that is not registered, SystemExit
+    where the answer is no, StorageFault."""
     log = _log_of(config)
-    if not log.consumer(name).remove():
-        names = [each.name for each in log.consumers()]
-        near = difflib.get_close_matches(name, names, n=3)
+    there = log.consumers()
+    mine = next((each for each in there if each.name == name), None)
+    if mine is None:
+        near = difflib.get_close_matches(name, [each.name for each in there], n=3)
         hint = (
             f"did you mean {', '.join(near)}?" if near else "`xidstream consumer list` shows those that are"
         )
         raise UsageError(f"consumer {name} is not registered", remedy=hint)
+    click.echo(_let_go(mine, [each for each in there if each is not mine], log.last_commit_lsn))
+    # A script gives the command on purpose, and has nobody who answers.
+    is_asked = not is_sure and sys.stdin.isatty() and sys.stdout.isatty()
+    if is_asked and not click.confirm(f"Remove consumer {name}? This cannot be undone."):
+        click.echo(f"consumer {name} stays: nothing was removed")
+        raise SystemExit(int(ExitStatus.FAILED))
+    log.consumer(name).remove()
     click.echo(f"consumer {name} is forgotten: what it has not read may be removed from now on")
+
+
+def _let_go(mine: ConsumerPosition, others: Sequence[ConsumerPosition], last: int) -> str:
+    """What nobody holds back any more without this consumer."""
+    age_s = mine.age_s(datetime.datetime.now(datetime.timezone.utc))
+    at = f"consumer {mine.name} has processed all up to {mine.lsn}, and told so {human_s(age_s)} ago"
+    first = min(others, key=lambda each: each.lsn, default=None)
+    if first is not None and first.lsn <= mine.lsn:
+        return f"{at}; consumer {first.name} at {first.lsn} holds back all that this one does"
+    if mine.lsn >= last:
+        return f"{at}: it has all that there is, and holds back nothing yet"
+    upto = Lsn(last) if first is None else min(first.lsn, Lsn(last))
+    behind = f"changes behind {mine.lsn}, up to {upto} ({human_bytes(upto - mine.lsn)} of WAL)"
+    then = "" if first is None or upto == last else f"; consumer {first.name} needs those after it"
+    return f"{at}; log_retention may remove {behind}, when it is gone{then}"
 
 
 def _log_of(config: Config) -> SlotLog:

@@ -52,13 +52,15 @@ def consumer_list(config_file: Path | None, as_json: bool, **options: Any) -> No
 @consumer.command("remove")
 @setting_options("sink", "slot")
 @click.option("--name", required=True, help="As `consumer list` shows it.")
-def consumer_remove(config_file: Path | None, name: str, **options: Any) -> None:
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask, in a terminal.")
+def consumer_remove(config_file: Path | None, name: str, is_sure: bool, **options: Any) -> None:
     """Forget a consumer: what it has not read may be removed from then on.
 
+    It says which changes these are, and asks before it goes on where it runs in a terminal. A script is not asked.
     One that comes back is registered again by its next commit; what was removed meanwhile is gone.
     """
     config = build_config(config_file, options)
     config.require("sink")
     from xidstream.actors.cli.log import remove_consumer_command
 
-    remove_consumer_command(config, name)
+    remove_consumer_command(config, name, is_sure=is_sure)

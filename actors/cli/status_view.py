@@ -20,6 +20,7 @@ from xidstream.actors.cli.display import Phrases
 from xidstream.pipeline.account import (
     Account,
     JournalPart,
+    LogPart,
     OpenPart,
     ReaderPart,
     SequencerPart,
@@ -102,6 +103,9 @@ def _lines(account: Account) -> Iterator[tuple[str, list[str], str]]:
         yield "journal", _journal(account.journal), _BAD if account.journal.is_full else "yellow"
     if account.sink is not None:
         yield "sink", _sink(account.sink, account.at), ""
+    if account.log is not None:
+        is_held = any(each.is_forgotten for each in account.log.consumers)
+        yield "log", _log(account.log), _BAD if is_held else ""
     if account.stored is not None:
         yield "storage", _stored(account.stored), ""
     snapshots = account.snapshots
@@ -215,6 +219,31 @@ def _sink(sink: SinkPart, at: datetime.datetime) -> list[str]:
     return phrases
 
 
+def _log(log: LogPart) -> list[str]:
+    phrases = []
+    if log.oldest_lsn is not None and log.reach_bytes is not None:
+        phrases.append(f"states from {log.oldest_lsn} on, {human_bytes(log.reach_bytes)} of WAL")
+    if log.cut_lsn is not None:
+        of = f"{log.n_cut_tables:,} of {counted(log.n_tables, 'table')}"
+        phrases.append(f"changes behind {log.cut_lsn}, cut in {of}")
+    elif log.last_commit_lsn is not None:
+        phrases.append("nothing was cut")
+    if log.n_consumers:
+        first = log.consumers[0]
+        behind = f"{human_bytes(first.behind_bytes)} behind" if first.behind_bytes else "has all"
+        phrases.append(f"{counted(log.n_consumers, 'consumer')}, {visible(first.name)} {behind}")
+        if first.held_bytes:
+            phrases.append(f"holds back {human_bytes(first.held_bytes)}")
+    phrases += [
+        f"{visible(each.name)} has told nothing for {human_s(each.told_s)}: `xidstream consumer remove` if it is gone"
+        for each in log.consumers
+        if each.is_forgotten
+    ]
+    if log.error is not None:
+        phrases.append(f"could not be read: {log.error}")
+    return phrases
+
+
 def _tables(account: Account) -> Iterator[RenderableType]:
     if account.open:
         yield _below(_open(account.open, account.reader.n_open if account.reader else len(account.open)))
@@ -256,6 +285,18 @@ def _tables(account: Account) -> Iterator[RenderableType]:
             for b in account.sink.batches[: -_MOST_BATCHES - 1 : -1]
         ]
         yield _below(_table(("batch (UTC)", "transactions", "rows", "bytes", "took", "up to"), batches))
+    if account.log is not None and account.log.consumers:
+        consumers = [
+            (
+                c.name,
+                c.lsn,
+                human_bytes(c.behind_bytes),
+                "not known yet" if c.held_bytes is None else human_bytes(c.held_bytes),
+                f"{human_s(c.told_s)} ago",
+            )
+            for c in account.log.consumers[:_MOST_OPEN]
+        ]
+        yield _below(_table(("consumer", "LSN", "behind", "holds back", "told"), consumers))
     if account.processes:
         processes = [
             (

@@ -31,8 +31,9 @@ from xidstream.actors.driver.session_kind import reads_ray_objects
 from xidstream.actors.driver.stored_frames import StoredFrames
 from xidstream.actors.runtime.driver_session import LoopSession
 from xidstream.actors.runtime.ray_errors import unwrap
-from xidstream.pipeline.account import BatchHistory, SinkPart
+from xidstream.pipeline.account import BatchHistory, ProcessPart, SinkPart
 from xidstream.pipeline.account.batches import MOST_BATCHES, MOST_LATENCIES_OF_A_BATCH
+from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
@@ -180,6 +181,12 @@ class BatchLoop:
     def sink_part(self, n_executors: int | None) -> SinkPart:
         """For the run's account."""
         return sink_part(self.progress, self.history, self.idle_s, n_executors)
+
+    def sink_report(self, n_executors: int | None, process: ProcessPart | None = None) -> SinkReport:
+        """For the run's account, with what is left of the change log."""
+        return SinkReport(
+            self.sink_part(n_executors), process, self._sink.log_part() if self._is_claimed else None
+        )
 
     @property
     def idle_s(self) -> float | None:

@@ -149,10 +149,10 @@ class SparkDriver:
     def account(self, slot: str) -> SinkReport:
         """For the run's account. It asks the JVM, so it may take as long as the JVM does."""
         loop = self._loops.get(slot)
-        part = (
-            sink_part(LoopProgress(), BatchHistory()) if loop is None else loop.sink_part(self._n_executors())
-        )
-        return SinkReport(part, this_process("Spark driver"))
+        process = this_process("Spark driver")
+        if loop is None:
+            return SinkReport(sink_part(LoopProgress(), BatchHistory()), process)
+        return loop.sink_report(self._n_executors(), process)
 
     def _n_executors(self) -> int | None:
         spark = self._session.started

@@ -161,7 +161,7 @@ class InProcessDriver:
 
     def account(self) -> SinkReport | None:
         # The session is the user's, and its JVM is not asked: the user's thread may be in it.
-        return None if self._loop is None else SinkReport(self._loop.sink_part(None))
+        return None if self._loop is None else self._loop.sink_report(None)
 
     def take_output(self) -> list[str]:
         return []

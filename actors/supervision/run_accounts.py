@@ -160,6 +160,7 @@ class RunAccounts:
             sequencer=None if sequencer is None else sequencer.sequencer,
             journal=None if sequencer is None else self._journal(sequencer),
             sink=None if sink is None else sink.sink,
+            log=None if sink is None else sink.log,
             snapshots=parts.snapshots,
             processes=_processes(reader, sequencer, sink) if with_processes else (),
             restarts=tuple(self._restarts),

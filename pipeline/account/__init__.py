@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from xidstream.pipeline.account.batches import BatchHistory
 from xidstream.pipeline.account.model import (
+    MOST_CONSUMERS,
     MOST_OPEN,
     MOST_PREPARED,
     MOST_TABLES,
@@ -20,8 +21,10 @@ from xidstream.pipeline.account.model import (
     Account,
     BatchInHand,
     BatchPart,
+    ConsumerPart,
     JournalPart,
     LatencyPart,
+    LogPart,
     OpenPart,
     ParkedPart,
     PreparedPart,
@@ -43,8 +46,11 @@ __all__ = [
     "BatchHistory",
     "BatchInHand",
     "BatchPart",
+    "ConsumerPart",
     "JournalPart",
     "LatencyPart",
+    "LogPart",
+    "MOST_CONSUMERS",
     "MOST_OPEN",
     "MOST_PREPARED",
     "MOST_TABLES",

@@ -18,10 +18,14 @@ from typing import Final
 
 from xidstream.pipeline.account.metric_values import (
     Of,
+    furthest_behind,
+    held_by_consumers,
     journal_oldest_s,
     last_error,
     last_lag_s,
+    longest_silent_s,
     of_journal,
+    of_log,
     of_reader,
     of_run,
     of_sequencer,
@@ -336,6 +340,32 @@ _OF_SINK: Final = (
         of_sink(lambda sink: sink.n_executors),
     ),
 )
+_OF_LOG: Final = (
+    _gauge(
+        "log_reach_bytes",
+        "WAL from the oldest state that the change log answers to its newest commit; no sample of these where "
+        "log_retention is not set",
+        of_log(lambda log: log.reach_bytes),
+    ),
+    _gauge("log_cut_tables", "tables whose change log was shortened", of_log(lambda log: log.n_cut_tables)),
+    _gauge("log_consumers", "consumers that are registered", of_log(lambda log: log.n_consumers)),
+    _gauge(
+        "log_consumer_behind_bytes",
+        "WAL from the position of the consumer that is furthest behind to the log's newest commit; 0 where none is",
+        of_log(furthest_behind),
+    ),
+    _gauge(
+        "log_consumer_silent_seconds",
+        "since a consumer told a position, of those that do not have all; 0 where none is behind",
+        of_log(longest_silent_s),
+    ),
+    _gauge(
+        "log_held_bytes",
+        "files of the change log that log_retention would have removed in its last turn but for consumers; no sample "
+        "before its first turn, if there are any",
+        of_log(held_by_consumers),
+    ),
+)
 _OF_SNAPSHOTS: Final = (
     _gauge(
         "snapshot_tables",
@@ -365,6 +395,7 @@ SECTIONS: Final = {
     "The commit sequencer": _OF_SEQUENCER,
     "The journal": _OF_JOURNAL,
     "The sink": _OF_SINK,
+    "The change log": _OF_LOG,
     "Snapshots": _OF_SNAPSHOTS,
 }
 """The sections of docs/metrics.md."""

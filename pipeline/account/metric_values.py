@@ -12,6 +12,7 @@ from typing import Final
 from xidstream.pipeline.account.model import (
     Account,
     JournalPart,
+    LogPart,
     ReaderPart,
     RunPart,
     SequencerPart,
@@ -58,6 +59,10 @@ def of_journal(get: Callable[[JournalPart], float | None]) -> Of:
 
 def of_sink(get: Callable[[SinkPart], float | None]) -> Of:
     return lambda account: single(None if account.sink is None else get(account.sink))
+
+
+def of_log(get: Callable[[LogPart], float | None]) -> Of:
+    return lambda account: single(None if account.log is None else get(account.log))
 
 
 def of_snapshots(get: Callable[[SnapshotProgress], float | None]) -> Of:
@@ -129,3 +134,22 @@ def snapshot_tables(account: Account) -> Values:
         return ()
     count = Counter(table.state for table in account.snapshots.tables)
     return (((state.value,), float(count[state.value])) for state in TableState)
+
+
+def furthest_behind(log: LogPart) -> float | None:
+    return (
+        None if log.last_commit_lsn is None else max((each.behind_bytes for each in log.consumers), default=0)
+    )
+
+
+def longest_silent_s(log: LogPart) -> float | None:
+    """Nothing is expected of a consumer that has all of the log."""
+    if log.last_commit_lsn is None:
+        return None
+    return max((each.told_s for each in log.consumers if each.behind_bytes), default=0.0)
+
+
+def held_by_consumers(log: LogPart) -> float | None:
+    """The consumer that is furthest behind holds what all of them hold."""
+    known = [each.held_bytes for each in log.consumers if each.held_bytes is not None]
+    return None if len(known) < len(log.consumers) else max(known, default=0)

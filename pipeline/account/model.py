@@ -25,7 +25,8 @@ VERSION: Final = 1
 MOST_OPEN: Final = 100
 MOST_PREPARED: Final = 100
 MOST_TABLES: Final = 20
-"""How many open transactions, prepared ones, and tables of one of them an account names at most."""
+MOST_CONSUMERS: Final = 20
+"""How many open transactions, prepared ones, tables of one of them, and consumers an account names at most."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,39 @@ class SinkPart:
 
 
 @dataclass(frozen=True)
+class ConsumerPart:
+    """A reader of the change log that has a name: it has processed all up to ``lsn``. ``behind_bytes``: WAL from there
+    to the log's newest commit. ``told_s``: since it told a position. ``held_bytes``: of files that ``log_retention``
+    would have removed in its last turn but for this consumer; None before its first turn. ``is_forgotten``: it has told
+    nothing for a week, and commits wait for it."""
+
+    name: str
+    lsn: str
+    behind_bytes: int
+    told_s: float
+    held_bytes: int | None = None
+    is_forgotten: bool = False
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """The change log of a sink whose run has ``log_retention``. ``cut_lsn``: the changes behind it are there, of each
+    table. ``oldest_lsn``: of what was cut, all states from here on can be read; where nothing was, it is the first
+    state of the first table. ``reach_bytes``: WAL from there to the newest commit. ``consumers`` has those that are
+    furthest behind, ``MOST_CONSUMERS`` of ``n_consumers``. ``error``: why the last look failed."""
+
+    last_commit_lsn: str | None = None
+    oldest_lsn: str | None = None
+    cut_lsn: str | None = None
+    reach_bytes: int | None = None
+    n_tables: int = 0
+    n_cut_tables: int = 0
+    consumers: tuple[ConsumerPart, ...] = ()
+    n_consumers: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class ProcessPart:
     """``memory_bytes`` is the resident set. It and ``pid`` are None for a process that did not answer in time."""
 
@@ -303,7 +337,7 @@ class StoredPart:
 class Account:
     """``run`` is None where nothing runs: then slot and storage alone say something. ``slot_error``: why the server
     did not tell of its slot. ``open`` has the largest first, ``restarts`` and ``batches`` the last at the end.
-    ``journal`` is None where it is off and holds nothing."""
+    ``journal`` is None where it is off and holds nothing, and ``log`` where the run removes nothing from one."""
 
     at: datetime.datetime
     run: RunPart | None
@@ -316,6 +350,7 @@ class Account:
     sequencer: SequencerPart | None = None
     journal: JournalPart | None = None
     sink: SinkPart | None = None
+    log: LogPart | None = None
     snapshots: SnapshotProgress | None = None
     processes: tuple[ProcessPart, ...] = ()
     restarts: tuple[RestartPart, ...] = ()
@@ -351,6 +386,7 @@ class SinkReport:
 
     sink: SinkPart
     process: ProcessPart | None = None
+    log: LogPart | None = None
 
 
 def largest(transactions: list[OpenPart]) -> tuple[OpenPart, ...]:

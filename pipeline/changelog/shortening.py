@@ -34,13 +34,14 @@ that straddle the cut stay until a later cut. So do those of which the Delta log
 Rejected: a row in ``_snapshots`` that tells the cut, because a crash between its commit and the removal leaves the two
 apart. Rewriting files that straddle the cut: each of them would be written once more, for a few rows.
 
-Called by ``pipeline.sinks.log_shortening``, which cuts, and by ``change_log``, which says what can be read.
+Called by ``pipeline.sinks.log_shortening``, which cuts, and tells what consumers hold back; and by ``change_log``,
+which says what can be read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xidstream.pipeline.changelog.generations import TableGeneration
@@ -142,6 +143,34 @@ def removable(
         for file in files
         if file.max_lsn <= cut and not any(file.min_lsn <= place <= file.max_lsn for place in places)
     ]
+
+
+def held_back(
+    files: Sequence[LogFile],
+    stretches: Sequence[Stretch],
+    wanted: int,
+    base: int | None,
+    consumers: Mapping[str, int],
+    fold: int = 0,
+    *,
+    may_fold: bool = True,
+) -> dict[str, int]:
+    """How many bytes of ``files`` would go but for each of ``consumers``, were it the only one: their positions, by
+    name. ``base``: the LSN behind which a mirror needs all; None without one. ``fold`` as ``removable`` has it.
+    ``may_fold``: the table can be folded."""
+    cut = cut_for(wanted, stretches, () if base is None else (base,))
+    found = fold_for(files, stretches, cut, wanted) if base is None and may_fold else None
+    if found is None:
+        gone = removable(files, stretches, cut, fold)
+    else:
+        stretch, lsn = found
+        gone = removable(
+            files, [with_fold(each, lsn) if each is stretch else each for each in stretches], lsn
+        )
+    return {
+        name: sum(file.n_bytes for file in gone if file.max_lsn > position)
+        for name, position in consumers.items()
+    }
 
 
 def lsn_for_bytes(files: Iterable[LogFile], most_bytes: int) -> int:

@@ -22,12 +22,18 @@ depending on whether it was streamed.
 Rejected: fingerprints of the WAL, which would have to be read at each confirmation. Also rejected: the slot's own
 position, which may go back after an immediate stop.
 
+A root that has nothing of this slot may have the log of the same slot and database of *another server*: behind
+``pg_upgrade`` the system identifier is a new one. Its rows would come a second time, with the snapshots of the new
+server, and neither log could be told from the other. So such a root is refused (``check_server``). To take the old log
+over was rejected: what committed between its end and the upgrade is in no WAL any more, and nothing says that there
+was nothing. ``pg_upgrade`` itself checks it from 17 on, and tells nobody.
+
 The sinks of tables call this, on the driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -135,6 +141,31 @@ class Ownership:
                     f"holds everything up to {Lsn(watermark)}: the server was restored, or failed over, to an older "
                     "state, or rows were deleted from that table, or the publications were changed after a crash"
                 )
+
+    def check_server(self, transactions: LogTable, slots: Callable[[], Sequence[str]]) -> None:
+        """Check a root that this slot has never written to: whether the same slot of the same database has, on another
+        server. ``slots``: the application ids that have written to ``transactions``; asked where that may be.
+
+        Raises SinkDiverged: each row would stand there once for each server, and the log of neither could be told."""
+        mine = self._application_id
+        if transactions.watermark(mine) or self.owner_of(transactions, mine):
+            return
+        same = [each for each in slots() if each != mine and each.partition("/")[2] == mine.partition("/")[2]]
+        if same:
+            raise self.another_server(same[0].partition("/")[0], Lsn(transactions.watermark(same[0])))
+
+    def another_server(self, system_identifier: str, lsn: Lsn) -> SinkDiverged:
+        """The error that says so. ``lsn``: of the last commit that the root has of that server."""
+        database, _, slot = self._application_id.partition("/")[2].rpartition("/")
+        return SinkDiverged(
+            f"{self._root} has the log of slot {slot} of database {database} on another server (system identifier "
+            f"{system_identifier}, up to {lsn}), which this one may have replaced (pg_upgrade, a restored dump). "
+            "A log does not go on with another server",
+            remedy="give another, empty --sink and another --storage, and take the rows from before: "
+            "`--snapshot initial`. The old log stays as it is, and answers up to its end. Changes that the old server "
+            "had behind it are in no log; the snapshots have what came of them. If both servers are to write "
+            "here, give this slot another name",
+        )
 
     def diverged(self, message: str) -> SinkDiverged:
         """The error that says so, with its remedy."""

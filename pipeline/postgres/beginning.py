@@ -109,7 +109,7 @@ def verdict(slot: str, storage: str, witnesses: Witnesses, begin_anew: Lsn | Non
         return Verdict.FIRST
     if begin_anew is not None and begin_anew == witnesses.anew_lsn:
         return Verdict.ANEW
-    raise no_first_run(slot, storage, against, witnesses.anew_lsn)
+    raise no_first_run(slot, storage, against, witnesses)
 
 
 def contradictions(witnesses: Witnesses) -> list[str]:
@@ -140,13 +140,24 @@ def contradictions(witnesses: Witnesses) -> list[str]:
     return found
 
 
-def no_first_run(slot: str, storage: str, against: Sequence[str], anew_lsn: Lsn) -> SlotLost:
+def no_first_run(slot: str, storage: str, against: Sequence[str], witnesses: Witnesses) -> SlotLost:
+    upgraded = ""
+    if witnesses.other_servers:
+        slot_too = (
+            "" if witnesses.slot_lsn is not None else " and --create-slot, because no slot has come along,"
+        )
+        upgraded = (
+            "If this server has replaced that one (pg_upgrade makes another system identifier): begin a new log, with "
+            f"another --storage and another --sink,{slot_too} and take the rows from before with `--snapshot initial`. "
+            "The changes that the old server had and the old log lacks are in no log; the snapshots have what came of "
+            "them. If not: "
+        )
     return SlotLost(
         f"storage {storage} has {NO_RECORD} {slot}, but this is no first run: {'; '.join(against)}",
-        remedy="give the storage (--storage) of the last run, or mount or restore it: what is confirmed and not in the "
-        "sink is in its journal alone. Nothing was made or deleted here. Only where it is gone for good, or the slot "
-        f"had another consumer: `--begin-anew {anew_lsn}` begins in this storage, without what lies before; then "
-        f"{SNAPSHOTS}",
+        remedy=f"{upgraded}give the storage (--storage) of the last run, or mount or restore it: what is confirmed and "
+        "not in the sink is in its journal alone. Nothing was made or deleted here. Only where it is gone for good, or "
+        f"the slot had another consumer: `--begin-anew {witnesses.anew_lsn}` begins in this storage, without what lies "
+        f"before; then {SNAPSHOTS}",
     )
 
 

@@ -99,7 +99,7 @@ def check_take_over(slot: str, storage: Storage, layout: Layout, confirmed_lsn: 
         raise left_behind(slot, where, n_left_behind)
     if begun is not None and confirmed_lsn > begun.lsn:
         witnesses = Witnesses(confirmed_lsn, begun=begun)
-        raise no_first_run(slot, where, contradictions(witnesses), confirmed_lsn)
+        raise no_first_run(slot, where, contradictions(witnesses), witnesses)
 
 
 def check_sink_of_run(config: Config, layout: Layout, sink: SinkHolds, *, is_first: bool) -> None:

@@ -37,7 +37,8 @@ class SinkKind:
     ``has_base_tables``: it is also read file by file, so base tables are made beside it, repairs carry its rows over,
     and keys are erased from it. ``is_shortened``: a run removes old changes from it (``log_retention``).
     ``needs_spark``: each batch asks for the Spark session; else only a batch does that is too much for the driver's own
-    process. ``runs_users_code``: the sink hands rows to a function of the user. ``implementation``: ``module:class``."""
+    process. ``runs_users_code``: the sink hands rows to a function of the user. ``implementation``:
+    ``module:class``."""
 
     name: str
     implementation: str

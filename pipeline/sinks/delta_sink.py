@@ -1,21 +1,26 @@
 """The Delta sink: ``LogSink`` over Delta tables, whose states can be read.
 
-So a repair can carry them over, and a log can be cut where a later state says what it says (``log_shortening``).
+So a repair can carry them over, and a log can be cut where a later state says what it says (``log_shortening``). What
+is left of it, and who holds it back, the run's account has from ``log_watch``.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
+from xidstream.pipeline.account.model import LogPart
 from xidstream.pipeline.changelog.carrying import carry
+from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.snapshot_log import Carry
 from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION, DeltaRetention
 from xidstream.pipeline.settings.sink_kinds import DELTA
 from xidstream.pipeline.sinks.log_shortening import LogShortening
 from xidstream.pipeline.sinks.log_sink import LogSink
+from xidstream.pipeline.sinks.log_watch import LogWatch
 
 
 class DeltaSink(LogSink):
@@ -36,6 +41,7 @@ class DeltaSink(LogSink):
         self._shortening: LogShortening | None = None
         tables = DeltaTables(self._root, retention, self._shorten_logs)
         super().__init__(tables, DeltaTables(self._root), identity)
+        self._watch = LogWatch(self._root, self._application_id)
 
     def claim(self, tenure: Tenure) -> None:
         super().claim(tenure)
@@ -47,7 +53,14 @@ class DeltaSink(LogSink):
             self._retention.changes,
             self.snapshot_log().is_being_taken,
             self._session,
+            self._watch.shortened,
         )
+
+    def _slots(self) -> list[str]:
+        return application_ids(self._root.child(locations.TRANSACTIONS))
+
+    def log_part(self) -> LogPart | None:
+        return None if self._retention.changes.keeps_all else self._watch.part()
 
     def _shorten_logs(self) -> None:
         if self._shortening is not None:

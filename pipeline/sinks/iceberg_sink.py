@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_table import Newest
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
+from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.settings.sink_kinds import ICEBERG
 from xidstream.pipeline.sinks.log_sink import LogSink
 from xidstream.pipeline.spark.frames import SinkBatch
@@ -46,11 +48,16 @@ class IcebergSink(LogSink):
         newest: Newest = {}
         tables = IcebergTables(place, makes=True, upkeep=IcebergUpkeep(), newest=newest)
         super().__init__(tables, IcebergTables(place, makes=True, newest=newest), identity)
+        self._place = place
         self._commit_every_s = commit_every_s
         self._clock = clock
         self._closing = threading.Event()
         self._wait = wait or self._closing.wait
         self._written_s: float | None = None
+
+    def _slots(self) -> list[str]:
+        found = IcebergRoot(self._place).open(locations.TRANSACTIONS)
+        return [] if found is None else found.slots()
 
     def write(self, batch: SinkBatch) -> None:
         if self._written_s is not None and not _is_large(batch):

@@ -4,9 +4,10 @@
 commits. For each table of the slot, by itself:
 
 1. W, the LSN from which on everything stays. For an age it is the last commit before that age, counted back from the
-   newest commit. So a clock that is set wrong here, or a source that rests, removes nothing. For a size it follows from
-   the table's files, and for ``base`` it is the LSN of the table's oldest base table. It is never later than an hour
-   before the newest commit (``LEAST_AGE_S``), and never beyond what is proven.
+   newest commit, or from now where that is earlier. So a clock that is set wrong here, or on the server alone, removes
+   nothing, and neither does a source that rests: one commit that is stamped a month ahead is no month. For a size it
+   follows from the table's files, and for ``base`` it is the LSN of the table's oldest base table. It is never later
+   than an hour before the newest commit (``LEAST_AGE_S``), and never beyond what is proven.
 2. From where on others need the changes: the lowest position of all consumers, and the table's newest base table,
    from which the mirror goes on.
 3. Where it is worth it, the table's rows at W are written to files: a start for what stays (``log_fold``). That may
@@ -59,6 +60,7 @@ from xidstream.pipeline.changelog.shortening import (
     best_starts,
     cut_for,
     fold_for,
+    held_back,
     lsn_for_bytes,
     removable,
     stretches_of,
@@ -109,7 +111,7 @@ class _Folded:
 @dataclass(frozen=True)
 class _Plan:
     """What a table's log is cut by. ``cut``: without a new fold. ``upto``: no cut goes further. ``told``: the fold that
-    the log has."""
+    the log has. ``wanted``: what the retention asks for. ``base``: of the newest base table; None without one."""
 
     files: list[LogFile]
     stretches: list[Stretch]
@@ -117,11 +119,18 @@ class _Plan:
     cut: int
     upto: int
     told: LogFold | None
+    wanted: int
+    base: int | None
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
 
 
 class LogShortening:
     """``is_being_taken``: whether a snapshot of the table in this directory is under way. ``get_session``: for folds of
-    large tables; None where there is no Spark.
+    large tables; None where there is no Spark. ``tell_held`` gets the bytes that each consumer holds back, by name,
+    after each turn.
 
     Raises Superseded, SinkDiverged, StorageFault from ``shorten``."""
 
@@ -133,7 +142,11 @@ class LogShortening:
         retention: LogRetention,
         is_being_taken: Callable[[str], bool] = lambda directory: False,
         get_session: GetSession | None = None,
+        tell_held: Callable[[Mapping[str, int]], None] = lambda held: None,
+        now: Callable[[], datetime.datetime] = _now,
     ) -> None:
+        self._now = now
+        self._tell_held = tell_held
         self._root = root
         self._slot = application_id
         self._ownership = ownership
@@ -152,14 +165,17 @@ class LogShortening:
             return
         consumers = read_positions(self._root, self._slot)
         self._tell_forgotten(consumers, latest)
-        needed = [int(each.lsn) for each in consumers]
+        needed = {each.name: int(each.lsn) for each in consumers}
+        held: dict[str, Mapping[str, int]] = {}
         names = {table_label(*name): locations.encode_table(*name) for name in log.table_names()}
         cuts = [
-            self._shorten_table(log, name, directory, latest, needed) for name, directory in names.items()
+            self._shorten_table(log, name, directory, latest, needed, held)
+            for name, directory in names.items()
         ]
         lowest = min(cuts, default=0)
         self._shorten_transactions(lowest)
         self._shorten_messages(lowest)
+        self._tell_held({name: sum(of_table.get(name, 0) for of_table in held.values()) for name in needed})
 
     def _latest(self, log: SlotLog) -> int:
         """No cut goes beyond this; 0 where none can be made."""
@@ -171,13 +187,22 @@ class LogShortening:
         newest = transactions.newest_timestamp
         if newest is None:
             return 0
-        later = transactions.first_later(newest - datetime.timedelta(seconds=age_s), MAX_LSN)
+        later = transactions.first_later(
+            min(newest, self._now()) - datetime.timedelta(seconds=age_s), MAX_LSN
+        )
         return 0 if later is None else later - 1
 
     def _shorten_table(
-        self, log: SlotLog, name: str, directory: str, latest: int, needed: Sequence[int]
+        self,
+        log: SlotLog,
+        name: str,
+        directory: str,
+        latest: int,
+        needed: Mapping[str, int],
+        held: dict[str, Mapping[str, int]],
     ) -> int:
-        """Returns how far the table is cut then. ``needed``: the positions of the consumers."""
+        """Returns how far the table is cut then. ``needed``: the positions of the consumers, by name. ``held`` gets
+        what they hold back of this table."""
         location = self._root.child(directory)
         folded, is_looked_at = None, False
         try:
@@ -196,6 +221,7 @@ class LogShortening:
                         continue  # the table went on meanwhile
                 cut = plan.cut if folded is None else folded.fold.lsn
                 fold_at = 0 if plan.told is None else plan.told.lsn
+                held[name] = self._held(name, plan, needed, fold_at)
                 gone = removable(plan.files, plan.stretches, cut, fold_at) if cut > before else []
                 if not gone:
                     return before
@@ -211,6 +237,12 @@ class LogShortening:
         finally:
             if folded is not None:
                 self._discard(location, name, folded.directory)
+
+    def _held(self, name: str, plan: _Plan, consumers: Mapping[str, int], fold: int) -> Mapping[str, int]:
+        could_not = any(table == name for table, _ in self._told)
+        return held_back(
+            plan.files, plan.stretches, plan.wanted, plan.base, consumers, fold, may_fold=not could_not
+        )
 
     def _commit(
         self, writer: DeltaTableWriter, cut: int, gone: Sequence[LogFile], folded: _Folded | None
@@ -230,7 +262,7 @@ class LogShortening:
         name: str,
         directory: str,
         latest: int,
-        consumed: Sequence[int],
+        consumed: Mapping[str, int],
     ) -> _Plan | None:
         """None where the table waits, or is left alone."""
         retention = self._retention.of(name)
@@ -247,7 +279,8 @@ class LogShortening:
             return None
         files, told = _files(writer, "_commit_lsn"), fold_of(writer.watermark, self._slot)
         wanted = min(latest, self._wanted(retention, files, lines))
-        needed = [*consumed, *([max(line.lsn for line in lines)] if lines else [])]
+        base = max((line.lsn for line in lines), default=None)
+        needed = [*consumed.values(), *([] if base is None else [base])]
         of_fold = [] if told is None else [(told.place, told.lsn)]
         there = list(lines)
         while True:
@@ -256,7 +289,7 @@ class LogShortening:
             missing = self._missing_base(wanted, stretches, there)
             if missing is None:
                 cut = cut_for(wanted, stretches, needed)
-                return _Plan(files, stretches, bool(lines), cut, min([wanted, *needed]), told)
+                return _Plan(files, stretches, bool(lines), cut, min([wanted, *needed]), told, wanted, base)
             there.remove(missing)
 
     def _fold(self, log: SlotLog, writer: DeltaTableWriter, name: str, plan: _Plan) -> _Folded | None:
@@ -294,7 +327,7 @@ class LogShortening:
                 attempt_files.remove(location, directory)
 
     def _tell_forgotten(self, consumers: Sequence[ConsumerPosition], latest: int) -> None:
-        now = datetime.datetime.now(datetime.timezone.utc)
+        now = _now()
         for each in consumers:
             if each.is_forgotten(latest, now) and ("", each.name) not in self._told:
                 self._told.add(("", each.name))

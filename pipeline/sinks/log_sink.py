@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from xidstream.pipeline.account.model import LogPart
 from xidstream.pipeline.errors import (
     Action,
     SegmentCorrupt,
@@ -128,6 +129,9 @@ class LogSink:
             raise fault_of(error, f"opening the sink's root {self._tables.root}") from error
         self._threads = ThreadPoolExecutor(PARALLEL_TABLES, thread_name_prefix="log-sink")
 
+    def log_part(self) -> LogPart | None:
+        return None
+
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(wait=True)
@@ -162,8 +166,14 @@ class LogSink:
     def _check_messages(self) -> None:
         self._own_table(locations.MESSAGES, MESSAGES_SCHEMA)
 
+    def _slots(self) -> list[str]:
+        """The application ids of all slots that have written to ``_transactions``."""
+        raise NotImplementedError
+
     def _claim_transactions(self) -> None:
         writer = self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
+        assert self._ownership is not None
+        self._ownership.check_server(writer, self._slots)
         writer.commit([], {}, marks=self._marks)
 
     def _carries(self) -> Carry | None:

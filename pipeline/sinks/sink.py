@@ -22,6 +22,7 @@ from xidstream.pipeline.settings.sink_kinds import DELTA, KINDS, SinkKind
 from xidstream.pipeline.settings.sink_settings import DEFAULT_SETTINGS, SinkSettings
 
 if TYPE_CHECKING:
+    from xidstream.pipeline.account.model import LogPart
     from xidstream.pipeline.log_tables.batch_parts import TableName
     from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
     from xidstream.pipeline.sinks.sink_findings import SinkCheck
@@ -66,6 +67,10 @@ class Sink(Protocol):
     def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
         """Leave out of the batches to come what these snapshots contain: by table, what ``write_snapshot`` had of
         it."""
+
+    def log_part(self) -> LogPart | None:
+        """For the run's account: what is left of the change log; None for one from which the run removes nothing. On
+        any thread, and at once."""
 
     def close(self) -> None:
         """Once, after the last batch or a failure. Never raises for a session that is gone."""

@@ -23,7 +23,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -41,6 +42,9 @@ from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.settings.local_paths import overlap
 from xidstream.pipeline.sinks.foreach import resolve
 from xidstream.pipeline.sinks.sink import sink_type
+
+if TYPE_CHECKING:
+    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 
 MOST_TABLES: Final = 100
 _THREADS: Final = 8
@@ -175,9 +179,11 @@ def _check_delta(
         if storage_uri:
             way = how_segments_reach(root, storage_uri).value
             findings.append(Finding.ok("sink_files", f"large transactions reach the Delta tables by {way}"))
+        from xidstream.pipeline.changelog.slots import application_ids
         from xidstream.pipeline.delta.delta_tables import DeltaTables
 
-        findings += check_tables(DeltaTables(root), server)
+        transactions = root.child(locations.TRANSACTIONS)
+        findings += check_tables(DeltaTables(root), server, partial(application_ids, transactions))
         return findings if server is None else findings + _check_consumers(root, server)
     except XidstreamError as error:
         return [*findings, Finding.of_error("sink_tables", error)]
@@ -234,7 +240,7 @@ def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -
         if root is not None and storage_uri:
             way = how_segments_reach(root, storage_uri).value
             findings.append(Finding.ok("sink_files", f"large transactions reach the Iceberg tables by {way}"))
-        return findings + check_tables(tables, server)
+        return findings + check_tables(tables, server, partial(_iceberg_slots, place))
     except XidstreamError as error:
         return [*findings, Finding.of_error("sink_tables", error)]
     except Exception as error:  # noqa: BLE001 - as above
@@ -245,6 +251,13 @@ def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -
         ]
     finally:
         tables.close()
+
+
+def _iceberg_slots(place: IcebergPlace) -> list[str]:
+    from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
+
+    found = IcebergRoot(place).open(locations.TRANSACTIONS)
+    return [] if found is None else found.slots()
 
 
 def _asked_once(root: Location) -> Location:
@@ -280,8 +293,11 @@ def _probe(root: Location) -> None:
     handler.delete_file(_PROBE)
 
 
-def check_tables(root: LogTables, server: ServerSide | None) -> list[Finding]:
-    """The tables against the server, by the rules that the sink follows. Raises what opening a table raises."""
+def check_tables(
+    root: LogTables, server: ServerSide | None, slots: Callable[[], Sequence[str]] = lambda: ()
+) -> list[Finding]:
+    """The tables against the server, by the rules that the sink follows. ``slots``: the application ids of
+    ``_transactions``. Raises what opening a table raises."""
     from xidstream.pipeline.log_tables.ownership import Ownership
 
     named = [(locations.TRANSACTIONS, locations.TRANSACTIONS), (locations.MESSAGES, locations.MESSAGES)]
@@ -303,6 +319,8 @@ def check_tables(root: LogTables, server: ServerSide | None) -> list[Finding]:
         ownership.check(writer)
     findings = [Finding.ok("sink_tables", _told(found, application_id))]
     own = next((writer for writer in found if writer.label == locations.TRANSACTIONS), None)
+    if own is not None:
+        ownership.check_server(own, slots)
     owner = 0 if own is None else Ownership.owner_of(own, application_id)
     findings += server.compare(owner, Lsn(0 if own is None else own.watermark(application_id)))
     if len(tables) > MOST_TABLES:

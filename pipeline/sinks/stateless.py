@@ -44,5 +44,8 @@ class StatelessSink:
     def write_snapshot(self, batch: SnapshotBatch) -> None:
         raise Unsupported("this sink takes no snapshots of tables")
 
+    def log_part(self) -> None:
+        """There is no log."""
+
     def close(self) -> None:
         """Nothing is held."""

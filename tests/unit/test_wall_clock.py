@@ -45,7 +45,8 @@ PLACES = {
     "pipeline/mirror/vacuum.py": BELIEVED,
     "pipeline/postgres/connection.py": "the time in a status update, which the server shows",
     "pipeline/postgres/preflight.py": "compared with the server's, and told",
-    "pipeline/sinks/log_shortening.py": "a consumer's age, which is told",
+    "pipeline/sinks/log_shortening.py": "the later bound of the server's time; and a consumer's age, which is told",
+    "pipeline/sinks/log_watch.py": "a consumer's age, which is told",
     "pipeline/sinks/sink_findings.py": "a consumer's age, which is told",
     "pipeline/storage/envelope.py": SHOWN,
 }

@@ -113,7 +113,7 @@ function curve(title, samples, key, shown, limit, fact) {
 // -- one slot ----------------------------------------------------------------------------------------------------
 
 function way(account) {
-  const {slot, reader, sequencer, journal, sink} = account;
+  const {slot, reader, sequencer, journal, sink, log} = account;
   const waits = (part) => account.stalls.some((stall) => stall.part === part || stall.waits_for === part);
   const cards = [];
   if (slot) cards.push(card("slot", waits("server"), `${bytes(slot.behind_bytes)} behind`,
@@ -142,7 +142,20 @@ function way(account) {
     sink.in_hand && `${counted(sink.in_hand.n_transactions, "transaction")}, ${counted(sink.in_hand.n_rows, "row")} in hand`,
     `${counted(sink.n_rows, "row")} delivered`,
     sink.latency && `COMMIT to sink ${ms(sink.latency.p50_ms)} (p50), ${ms(sink.latency.p99_ms)} (p99)`));
+  if (log) cards.push(logCard(log));
   return make("div", "cards", ...cards);
+}
+
+// What is left of the change log, and who holds it back. The furthest behind comes first.
+function logCard(log) {
+  const first = log.consumers[0], forgotten = log.consumers.filter((each) => each.is_forgotten);
+  return card("change log", forgotten.length || log.error, log.reach_bytes === null ? "not known" : `${bytes(log.reach_bytes)} of WAL`,
+    log.oldest_lsn && `states from ${log.oldest_lsn} on`,
+    log.cut_lsn ? `changes behind ${log.cut_lsn}, cut in ${number(log.n_cut_tables)} of ${counted(log.n_tables, "table")}` : log.last_commit_lsn && "nothing was cut",
+    first && `${counted(log.n_consumers, "consumer")}, ${first.name} ${first.behind_bytes ? `${bytes(first.behind_bytes)} behind` : "has all"}`,
+    first && first.held_bytes && `holds back ${bytes(first.held_bytes)}`,
+    ...forgotten.map((each) => `${each.name} has told nothing for ${seconds(each.told_s)}`),
+    log.error && `could not be read: ${log.error}`);
 }
 
 // What a whole bar stands for: the next of 1, 2, 5, 10, …, so that the bar of the only transaction grows.

@@ -134,6 +134,9 @@ class NullSink:
             pq.write_table(rows.filter(pc.field("_commit_lsn") > watermark), self._root / written[-1])
         return written
 
+    def log_part(self) -> None:
+        """Nothing is removed from it."""
+
     def snapshot_log(self) -> NullTables:
         return NullTables(self, self._root)
 

@@ -10,8 +10,10 @@ from xidstream.pipeline.account import (
     Account,
     BatchInHand,
     BatchPart,
+    ConsumerPart,
     JournalPart,
     LatencyPart,
+    LogPart,
     OpenPart,
     PreparedPart,
     ProcessPart,
@@ -129,6 +131,19 @@ OPEN = OpenPart(
     buffer=1,
     streamed=True,
 )
+LOG = LogPart(
+    last_commit_lsn="0/FFFF00",
+    oldest_lsn="0/F0000",
+    cut_lsn="0/E0000",
+    reach_bytes=0xFFFF00 - 0xF0000,
+    n_tables=4,
+    n_cut_tables=2,
+    consumers=(
+        ConsumerPart("billing", "0/100000", 0xEFFF00, 700_000.0, 3 << 20, is_forgotten=True),
+        ConsumerPart("audit", "0/FFFF00", 0, 900_000.0, 0),
+    ),
+    n_consumers=2,
+)
 FAILED = RestartPart(
     AT - datetime.timedelta(seconds=20),
     "StorageFault",
@@ -151,6 +166,7 @@ FULL = dataclasses.replace(
     journal=JOURNAL,
     open=(OPEN,),
     prepared=(PreparedPart(750, "payment-1", "0/1100000", 20, 4_000, ("public.orders",), 1),),
+    log=LOG,
     snapshots=SnapshotProgress(
         (TableProgress("public.parts", "reading", 8, 3, 30_000, 80 << 20, 30 << 20, 0),),
         1,

@@ -12,6 +12,7 @@ from tests.unit.account.accounts import (
     FAILED,
     FULL,
     HAND,
+    LOG,
     OPEN,
     SLOT,
     WELL,
@@ -21,7 +22,7 @@ from tests.unit.account.accounts import (
     sequencer,
     sink,
 )
-from xidstream.pipeline.account import Account, RestartPart
+from xidstream.pipeline.account import Account, LogPart, RestartPart
 from xidstream.pipeline.account.metric_table import METRICS, Kind
 from xidstream.pipeline.account.metric_values import PAUSES
 from xidstream.pipeline.account.metrics import Counts, samples
@@ -111,6 +112,12 @@ def test_samples_are_in_base_units_and_say_what_the_account_says() -> None:
         'sink_latency_seconds{percentile="99"}': 1.5,
         "sink_last_lag_seconds": 0.12,
         "sink_in_hand_seconds": 0,
+        "log_reach_bytes": 0xFFFF00 - 0xF0000,
+        "log_cut_tables": 2,
+        "log_consumers": 2,
+        "log_consumer_behind_bytes": 0xEFFF00,
+        "log_consumer_silent_seconds": 700_000,
+        "log_held_bytes": 3 << 20,
         'snapshot_tables{state="reading"}': 1,
         'snapshot_tables{state="resting"}': 0,
         "snapshots_taken_total": 1,
@@ -150,6 +157,18 @@ def test_an_empty_journal_is_zero_and_one_that_is_off_has_no_sample() -> None:
     draining = values(journal(max_bytes=0))
     assert draining["journal_bytes"] == 1 << 30 and "journal_limit_bytes" not in draining
     assert "journal_oldest_seconds" not in values(journal(oldest_s=None)), "it is not known"
+
+
+def test_a_log_that_nothing_is_removed_from_has_no_sample_and_one_without_consumers_holds_nothing() -> None:
+    assert not any(name.startswith("log_") for name in values(WELL))
+    alone = values(dataclasses.replace(WELL, log=dataclasses.replace(LOG, consumers=(), n_consumers=0)))
+    names = ("log_consumers", "log_consumer_behind_bytes", "log_consumer_silent_seconds", "log_held_bytes")
+    assert [alone[name] for name in names] == [0, 0, 0, 0]
+    first = dataclasses.replace(LOG.consumers[0], held_bytes=None)
+    before = values(dataclasses.replace(WELL, log=dataclasses.replace(LOG, consumers=(first,))))
+    assert "log_held_bytes" not in before, "the retention has not had its turn"
+    failed = values(dataclasses.replace(WELL, log=LogPart(error="the sink cannot be reached")))
+    assert "log_reach_bytes" not in failed and "log_consumer_behind_bytes" not in failed
 
 
 def test_an_error_of_an_hour_ago_is_no_recent_restart() -> None:

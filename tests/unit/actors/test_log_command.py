@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -65,6 +66,67 @@ def test_consumers_are_listed_with_their_age_and_removed_by_name(
     assert "did you mean billing?" in capsys.readouterr().err
     assert command(made, "consumer", "remove", "--name", "billing") == 0
     assert [each.name for each in made.log.consumers()] == ["audit"]
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({}, "may remove changes behind 0/3E8, up to 0/7D0 (1000 B of WAL), when it is gone"),
+        (
+            {"audit": 1_500},
+            "up to 0/5DC (500 B of WAL), when it is gone; consumer audit needs those after it",
+        ),
+        ({"audit": 1_000}, "consumer audit at 0/3E8 holds back all that this one does"),
+    ],
+)
+def test_a_removal_says_which_changes_it_lets_go(
+    made: Root, others: dict[str, int], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, lsn in {"billing": 1_000, **others}.items():
+        made.log.consumer(name).commit(lsn)
+    assert command(made, "consumer", "remove", "--name", "billing") == 0
+    text = capsys.readouterr().out.splitlines()[0]
+    assert text.startswith("consumer billing has processed all up to 0/3E8, and told so ") and text.endswith(
+        said
+    )
+
+
+def test_a_consumer_that_has_all_holds_back_nothing(made: Root, capsys: pytest.CaptureFixture[str]) -> None:
+    made.log.consumer("billing").commit(2_000)
+    assert command(made, "consumer", "remove", "--name", "billing") == 0
+    assert "it has all that there is, and holds back nothing yet" in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "arguments", "status", "is_left"),
+    [
+        ("n\n", (), 1, True),
+        ("\n", (), 1, True),
+        ("y\n", (), 0, False),
+        ("", ("--yes",), 0, False),
+        ("", (), 130, True),
+    ],
+)
+def test_a_person_in_a_terminal_is_asked_before_a_consumer_is_removed(
+    made: Root,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    arguments: tuple[str, ...],
+    status: int,
+    is_left: bool,
+) -> None:
+    made.log.consumer("billing").commit(1_000)
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    monkeypatch.setattr("sys.stdout", screen)
+    assert command(made, "consumer", "remove", "--name", "billing", *arguments) == status
+    assert [each.name for each in made.log.consumers()] == ["billing"] * is_left
+    assert ("Remove consumer billing? This cannot be undone." in screen.getvalue()) == (not arguments)
 
 
 def test_a_consumer_that_seems_to_be_gone_is_told_by_check_and_by_the_run(

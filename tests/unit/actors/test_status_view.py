@@ -9,9 +9,9 @@ import io
 import pytest
 from rich.console import Console
 
-from tests.unit.account.accounts import AT, FULL, HAND, OPEN, SLOT, WELL, journal, reader, run, sink
+from tests.unit.account.accounts import AT, FULL, HAND, LOG, OPEN, SLOT, WELL, journal, reader, run, sink
 from xidstream.actors.cli.status_view import view
-from xidstream.pipeline.account import Account, StoredPart
+from xidstream.pipeline.account import Account, LogPart, StoredPart
 
 
 def shown(account: Account, width: int = 120) -> str:
@@ -83,6 +83,23 @@ def test_a_journal_says_what_it_holds_how_far_the_sink_is_behind_and_what_the_sl
     assert "full: " not in text
     full = shown(journal(is_full=True), 250)
     assert "journal  full: what commits now waits in the slot · 1.0 GiB of 64.0 GiB" in full
+
+
+def test_a_log_says_how_far_back_it_answers_and_which_consumer_holds_it_back() -> None:
+    text = shown(FULL, 300)
+    assert (
+        "log        states from 0/F0000 on, 15.1 MiB of WAL · changes behind 0/E0000, cut in 2 of 4 tables · "
+        "2 consumers, billing 15.0 MiB behind · holds back 3.0 MiB · billing has told nothing for 8 d 2 h: "
+        "`xidstream consumer remove` if it is gone"
+    ) in text
+    row = next(line.split() for line in text.splitlines() if line.startswith("audit"))
+    assert row == ["audit", "0/FFFF00", "0", "B", "0", "B", "10", "d", "10", "h", "ago"]
+    assert "states from" not in shown(WELL)
+    failed = dataclasses.replace(WELL, log=LogPart(error="the sink cannot be reached"))
+    assert "log      could not be read: the sink cannot be reached" in shown(failed, 250)
+    uncut = dataclasses.replace(LOG, cut_lsn=None, consumers=(), n_consumers=0)
+    lines = shown(dataclasses.replace(WELL, log=uncut), 250).splitlines()
+    assert any(line.rstrip().endswith("of WAL · nothing was cut") for line in lines)
 
 
 def test_where_nothing_runs_the_slot_and_the_storage_say_what_they_know() -> None:

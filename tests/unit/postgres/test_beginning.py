@@ -83,6 +83,19 @@ def test_one_witness_of_an_earlier_run_is_enough_and_only_the_lsn_that_is_named_
     assert judged(witnesses, anew_lsn) is Verdict.ANEW
 
 
+def test_behind_pg_upgrade_the_remedy_is_a_new_log_and_says_what_no_log_has() -> None:
+    for slot_lsn, asks_for_a_slot in ((None, True), (SLOT_LSN, False)):
+        with pytest.raises(SlotLost) as refused:
+            judged(Witnesses(slot_lsn, other_servers=(6001,)))
+        remedy = refused.value.remedy
+        assert "pg_upgrade" in remedy and "another --storage and another --sink" in remedy
+        assert "`--snapshot initial`" in remedy and "are in no log" in remedy
+        assert ("--create-slot" in remedy) == asks_for_a_slot
+    with pytest.raises(SlotLost) as refused:
+        judged(dataclasses.replace(NOBODY, n_decoded=7))
+    assert "pg_upgrade" not in refused.value.remedy
+
+
 def test_nobody_begins_over_the_only_copy_of_something_whatever_a_person_says() -> None:
     witnesses = dataclasses.replace(
         NOBODY, n_left_behind=2, begun=Beginning(SLOT_LSN, is_anew=True), sink=SinkHolds(3, Lsn(0x400))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import threading
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,13 @@ from tests.unit.log_tables.test_snapshot_log import crash_behind_the_rows
 from tests.unit.mirror.bases import PlainMirror
 from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
+from xidstream.pipeline.account import LogPart
 from xidstream.pipeline.changelog import small_fold
 from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.consumers import ConsumerPosition
 from xidstream.pipeline.changelog.log_ranges import QueryTable
+from xidstream.pipeline.changelog.log_table import LogFile
+from xidstream.pipeline.changelog.shortening import held_back, stretches_of
 from xidstream.pipeline.changelog.small_fold import small_table
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
@@ -31,6 +36,7 @@ from xidstream.pipeline.errors import (
     PreconditionMissing,
     SinkDiverged,
     SnapshotInterrupted,
+    StorageFault,
     Superseded,
     UsageError,
 )
@@ -49,7 +55,9 @@ from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.log_retention import LogRetention
+from xidstream.pipeline.sinks import log_watch
 from xidstream.pipeline.sinks.log_shortening import LogShortening
+from xidstream.pipeline.sinks.log_watch import LOOK_S, LogWatch
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark.session import GetSession
@@ -155,7 +163,15 @@ class Root:
     def prove(self, lsn: int) -> None:
         self.snapshots.prove(Lsn(lsn))
 
-    def shorten(self, retention: str, *, folds: bool = False, get_session: GetSession | None = None) -> None:
+    def shorten(
+        self,
+        retention: str,
+        *,
+        folds: bool = False,
+        get_session: GetSession | None = None,
+        tell_held: Callable[[Mapping[str, int]], None] = lambda held: None,
+        **clock: Callable[[], datetime.datetime],
+    ) -> None:
         """``folds``: else the table counts as too large to be folded."""
         shortening = LogShortening(
             self.root,
@@ -164,6 +180,8 @@ class Root:
             LogRetention.parse(retention),
             self.snapshots.is_being_taken,
             get_session,
+            tell_held,
+            **clock,
         )
         with pytest.MonkeyPatch.context() as patch:
             if not folds:
@@ -374,6 +392,25 @@ def test_what_is_younger_than_an_hour_or_not_proven_stays(root: Location) -> Non
     made.prove(1_020)
     made.shorten("1")
     assert made.log.cut_lsn(TABLE) == 950 and made.lsns() == [*[950] * 5, 1_000, 1_010, 1_020]
+
+
+def test_commits_that_a_clock_of_the_server_stamped_weeks_ahead_have_nothing_removed_sooner(
+    root: Location,
+) -> None:
+    made = long_log(root)
+    ahead = 10_000 + 40 * 24 * 100
+    made.commit(ahead)
+    made.prove(ahead)
+    made.shorten("24h", folds=True, now=lambda: at_hour(10_000))
+    assert 7_600 < made.log.cut_lsn(TABLE) < 7_700 and made.lsns()[-25:] == [*COMMITS[-24:], ahead]
+
+
+def test_a_clock_here_that_is_wrong_has_nothing_removed_sooner(root: Location) -> None:
+    made = long_log(root)
+    made.shorten("24h", folds=True, now=lambda: at_hour(2_400))
+    assert made.log.cut_lsn(TABLE) == 0
+    made.shorten("24h", folds=True, now=lambda: at_hour(10**6))
+    assert 7_600 < made.log.cut_lsn(TABLE) < 7_700
 
 
 def test_nothing_goes_that_a_consumer_has_not_read_until_it_moves_or_is_removed(root: Location) -> None:
@@ -604,3 +641,100 @@ def test_the_upkeep_of_the_tables_goes_on_while_a_log_is_shortened_and_begins_no
     finally:
         may_end.set()
         upkeep.close()
+
+
+def test_each_consumer_holds_back_the_bytes_that_a_later_cut_removes_when_it_has_read_them(
+    root: Location,
+) -> None:
+    made = long_log(root)
+    made.table.refresh()
+    files = made.table.files()
+    sizes = dict(zip(files["max._commit_lsn"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
+    positions = {"billing": 1_500, "audit": 3_000}
+    for name, lsn in positions.items():
+        made.log.consumer(name).commit(lsn)
+    told: list[Mapping[str, int]] = []
+
+    def shorten() -> int:
+        made.shorten("24h", folds=True, tell_held=told.append)
+        return int(made.log.cut_lsn(TABLE))
+
+    assert shorten() <= 1_500
+    for name in positions:
+        made.log.consumer(name).commit(10_000)
+    cut = shorten()
+    assert cut > 7_000 and told[1] == {"billing": 0, "audit": 0}
+    assert told[0] == {
+        name: sum(size for lsn, size in sizes.items() if position < lsn <= cut)
+        for name, position in positions.items()
+    }
+    assert told[0]["billing"] > told[0]["audit"] > 0
+
+
+def test_a_consumer_holds_back_nothing_of_what_a_mirror_needs_itself() -> None:
+    files = [LogFile(f"{lsn}", 100, lsn, lsn) for lsn in range(100, 1_000, 100)]
+    stretches = stretches_of([], [])
+    assert held_back(files, stretches, 500, None, {"billing": 200, "audit": 500}) == {
+        "billing": 300,
+        "audit": 0,
+    }
+    assert held_back(files, stretches, 500, 300, {"billing": 200, "audit": 500}) == {
+        "billing": 100,
+        "audit": 0,
+    }
+
+
+def watched(watch: LogWatch) -> LogPart:
+    """The part after the look that this call begins."""
+    watch.part()
+    thread = watch._thread
+    assert thread is not None
+    thread.join(30)
+    part = watch.part()
+    assert part is not None
+    return part
+
+
+def test_the_account_says_how_far_back_the_log_answers_and_follows_cuts_and_consumers(root: Location) -> None:
+    made, now_s = long_log(root), [0.0]
+    watch = LogWatch(root, SLOT, lambda: now_s[0])
+    assert watch.part() is None, "nobody waits for a look"
+    whole = watched(watch)
+    assert (whole.oldest_lsn, whole.cut_lsn, whole.n_tables, whole.n_cut_tables) == (str(Lsn(51)), None, 1, 0)
+    assert whole.reach_bytes == 10_000 - 51 and whole.consumers == ()
+    made.log.consumer("billing").commit(1_500)
+    made.log.consumer("audit").commit(10_000)
+    assert watched(watch) == whole, "it was looked just now"
+    made.shorten("24h", tell_held=watch.shortened)
+    now_s[0] += LOOK_S
+    cut = watched(watch)
+    assert (cut.oldest_lsn, cut.cut_lsn, cut.n_cut_tables) == (str(Lsn(5_051)), str(Lsn(1_500)), 1)
+    billing, audit = cut.consumers
+    assert (billing.name, billing.lsn, billing.behind_bytes) == ("billing", str(Lsn(1_500)), 8_500)
+    assert billing.held_bytes and billing.held_bytes > 0 and not billing.is_forgotten
+    assert (audit.name, audit.behind_bytes, audit.held_bytes) == ("audit", 0, 0)
+    made.log.consumer("billing").commit(9_000)
+    now_s[0] += LOOK_S
+    assert watched(watch).consumers[0].behind_bytes == 1_000
+
+
+def test_a_look_at_the_log_that_fails_is_told_and_the_figures_before_it_stay(
+    root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, now_s = long_log(root), [0.0]
+    watch = LogWatch(root, SLOT, lambda: now_s[0])
+    before = watched(watch)
+
+    def fail(root: Location, application_id: str) -> list[ConsumerPosition]:
+        raise StorageFault("the sink cannot be reached")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log_watch, "read_positions", fail)
+        made.shorten("24h", tell_held=watch.shortened)
+        now_s[0] += LOOK_S
+        assert watched(watch) == dataclasses.replace(before, error="the sink cannot be reached")
+    now_s[0] += LOOK_S
+    after = watched(watch)
+    assert after.error is None and after.cut_lsn == str(Lsn(5_040)), (
+        "the cut that the failed look had not seen"
+    )
