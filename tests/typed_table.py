@@ -1,4 +1,4 @@
-"""Base tables of a log that needs no server and no Spark, with a column of each kind that an engine may read in its own way.
+"""Base tables of a log that needs no server and no Spark, with a column of each kind that engines read differently.
 
 ``orders`` has one row with all values and one with nulls in all but the key. ``lines`` is there for readers of several
 tables, and for its name. Called by the tests of docs/recipes.md.

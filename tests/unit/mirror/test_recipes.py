@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md, as they stand there: each engine finds what the source has, at the manifest's moment."""
+"""The recipes of docs/recipes.md, as they stand there: each engine finds what the source has, at one moment."""
 
 from __future__ import annotations
 
