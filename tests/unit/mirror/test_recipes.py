@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,14 @@ def test_the_manifest_names_the_versions_of_one_moment(uri: str) -> None:
     assert path.endswith("/public.order~20lines")
     assert DeltaTable(path, version=version).to_pyarrow_table().to_pylist() == LINES
     assert DeltaTable(path, version=version - 1).to_pyarrow_table().to_pylist() == LINES[:1]
+
+
+def test_a_base_table_says_its_key_and_which_types_its_columns_have_in_postgresql(uri: str) -> None:
+    said = DeltaTable(f"{uri}/current/public.orders").metadata().configuration
+    assert json.loads(said["xidstream.key"]) == ["id"]
+    types = json.loads(said["xidstream.types"])
+    assert list(types) == list(ROWS[0])
+    assert (types["price"], types["document"], types["uid"]) == ("numeric(12,2)", "jsonb", "uuid")
 
 
 @pytest.mark.parametrize("engine", TO_ARROW)
