@@ -37,6 +37,7 @@ from xidstream.pipeline.pg_rules import (
     work_mem,
 )
 from xidstream.pipeline.settings.addresses import check_place, host_and_port
+from xidstream.pipeline.settings.catalog_names import CatalogName
 from xidstream.pipeline.settings.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.file_modes import DEFAULT, check_mode
@@ -300,6 +301,11 @@ class Config:
     mirror_retention: str = _setting(
         "24h", "how long a reader may take for one moment of the base tables: a day covers the longest query"
     )
+    mirror_catalog: str = _setting(
+        "",
+        "glue:DATABASE: after a refresh, register the base tables in this AWS Glue database, so that Athena, Trino and "
+        "Spark find them (docs/mirror.md); empty: nowhere, because it needs a database and a role that may write to it",
+    )
 
     log_retention: str = _setting(
         "",
@@ -431,6 +437,7 @@ class Config:
             raise ConfigError(f"mirror_every must be from 1s to 1d, got {self.mirror_every!r}")
         if not 60 <= duration_s(self.mirror_retention, "mirror_retention") <= 86_400 * 366:
             raise ConfigError(f"mirror_retention must be from 1min to 366d, got {self.mirror_retention!r}")
+        CatalogName.parse(self.mirror_catalog)
         if not 0 <= self.sink_settings.commit_every_s <= 10:  # the end of a run waits for the batch in hand
             raise ConfigError(
                 f"iceberg_commit_every must be from 0s to 10s, got {self.iceberg_commit_every!r}"
