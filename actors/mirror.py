@@ -9,12 +9,17 @@ and nothing else: no lock, no table that the sink writes. Its jobs are in a pool
 sink's (``fairscheduler.xml``). A task of its that runs already is not interrupted. So the sink waits for one task at
 the most, which reads and writes one file, and only where it needs Spark at all. Most refreshes start no job, and write
 their files on threads of this process. So they do without a session, and none is started for them.
+
+Where there is a catalog, ``_Register`` has it name the tables behind each refresh, on one more thread: a catalog that
+does not answer holds up neither the next refresh nor a vacuum. What goes wrong there is told, once as long as it stays
+the same, and tried again behind the next refresh. A single refresh waits for the catalog, and tells its failure, too.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +29,7 @@ from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
 from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.pg_rules import duration_s
 from xidstream.pipeline.quantities import counted, human_bytes
+from xidstream.pipeline.settings.catalog_names import CatalogName
 from xidstream.pipeline.settings.config import Config
 
 if TYPE_CHECKING:
@@ -39,6 +45,7 @@ class Mirror:
 
     ``slot`` is needed where several slots write below ``uri``. ``storage_options`` are deltalake's. The tables are
     below ``uri/current``, and ``uri/current/_manifest`` names the versions that belong together (docs/mirror.md).
+    ``catalog``, such as ``glue:shop``, gets an entry for each. What goes wrong there is a warning (RuntimeWarning).
     """
 
     def __init__(
@@ -48,8 +55,10 @@ class Mirror:
         *,
         file_bytes: int = _DEFAULTS.mirror_file_bytes,
         storage_options: Mapping[str, str] | None = None,
+        catalog: str = _DEFAULTS.mirror_catalog,
     ) -> None:
-        self._tables = BaseTables(uri, slot, file_bytes, storage_options)
+        self._tables = BaseTables(uri, slot, file_bytes, storage_options, CatalogName.parse(catalog))
+        self._register = _register_of(self._tables, _warn)
         self._loop: MirrorLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -59,7 +68,10 @@ class Mirror:
         ``spark``: any session; its executors must reach ``uri``. Raises Superseded where another mirror of the slot has
         taken over.
         """
-        return self._tables.refresh(lambda: spark)
+        refreshed = self._tables.refresh(lambda: spark)
+        if self._register is not None:
+            self._register.now()
+        return refreshed
 
     def vacuum(self, retention: str = _DEFAULTS.mirror_retention) -> Vacuumed:
         """Remove what no reader needs who takes up to ``retention`` (``24h``) for one moment of the tables.
@@ -75,7 +87,13 @@ class Mirror:
         does, unless ``retention`` is None."""
         vacuum_s = None if retention is None else duration_s(retention, "retention")
         session = LoopSession(DriverSession.given(spark), *_JOBS)
-        self._loop = MirrorLoop(self._tables, session, every_s=duration_s(every, "every"), vacuum_s=vacuum_s)
+        self._loop = MirrorLoop(
+            self._tables,
+            session,
+            every_s=duration_s(every, "every"),
+            vacuum_s=vacuum_s,
+            register=self._register,
+        )
         self._thread = threading.Thread(target=self._loop.run_quietly, name="xidstream-mirror", daemon=True)
         self._thread.start()
 
@@ -88,6 +106,59 @@ class Mirror:
         if self._loop is not None and self._thread is not None:
             self._loop.stop()
             self._thread.join()
+
+
+def _warn(text: str, is_fault: bool) -> None:
+    if is_fault:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+class _Register:
+    """Has the catalog name the tables. ``tell``: a text, and whether something is wrong."""
+
+    def __init__(self, tables: BaseTables, tell: Callable[[str, bool], None]) -> None:
+        self._tables = tables
+        self._tell = tell
+        self._told = ""
+        self._one = threading.Lock()
+
+    def beside(self, is_given_up: Callable[[], bool]) -> None:
+        """On a thread of its own; nothing where the last one is not done yet."""
+        if not self._one.locked():
+            threading.Thread(
+                target=self.now, args=(is_given_up,), name="xidstream-mirror-catalog", daemon=True
+            ).start()
+
+    def now(self, is_given_up: Callable[[], bool] = lambda: False) -> None:
+        """Once. Nothing is raised for the catalog's sake."""
+        with self._one:
+            try:
+                done = self._tables.register(is_given_up)
+            except XidstreamError as error:
+                remedy = f" ({error.remedy})" if error.remedy else ""
+                if not is_given_up():
+                    self._once(f"{error.message}{remedy}; the next refresh tries again")
+                return
+            refused = [
+                f"  not in {self._tables.catalog}: {table}: {why}" for table, why in done.refused.items()
+            ]
+            self._once("\n".join(["some base tables are not registered", *refused]) if refused else "")
+            if done.n_put or done.n_removed:
+                self._tell(
+                    f"{self._tables.catalog}: {counted(done.n_tables, 'table')}, {done.n_put} of them new or changed, "
+                    f"{done.n_removed} removed",
+                    False,
+                )
+
+    def _once(self, text: str) -> None:
+        """Tell what is wrong; nothing where ``text`` is empty, or was told the last time."""
+        if text and text != self._told:
+            self._tell(text, True)
+        self._told = text
+
+
+def _register_of(tables: BaseTables, tell: Callable[[str, bool], None]) -> _Register | None:
+    return None if tables.catalog is None else _Register(tables, tell)
 
 
 VACUUM_EVERY_S: Final = 600.0
@@ -109,7 +180,9 @@ class MirrorLoop:
         vacuum_s: float | None = None,
         tell: Callable[[str], None] = lambda text: None,
         waits_for_log: bool = False,
+        register: _Register | None = None,
     ) -> None:
+        self._register = register
         self._waits_for_log = waits_for_log
         self._has_told = False
         self._tables = tables
@@ -160,6 +233,9 @@ class MirrorLoop:
         if refreshed is not None or not self._has_told:
             self._has_told = True
             self._tell(describe(refreshed))
+        if self._register is not None:
+            turn = self._register.now if self._every_s is None else self._register.beside
+            turn(self._stop.is_set)
         now_s = time.monotonic()
         if self._vacuum_s is not None and now_s - self._vacuumed_s >= min(
             VACUUM_EVERY_S, self._vacuum_s / 12
@@ -196,7 +272,9 @@ def loop_of(
     beside: str = "",
 ) -> MirrorLoop:
     """By the settings of a command, or of the run ``beside``, a slot's name. Its sink is ``delta:URI``."""
-    tables = BaseTables(config.sink.partition(":")[2], config.slot or None, config.mirror_file_bytes)
+    catalog = CatalogName.parse(config.mirror_catalog)
+    uri = config.sink.partition(":")[2]
+    tables = BaseTables(uri, config.slot or None, config.mirror_file_bytes, catalog=catalog)
     vacuum_s = duration_s(config.mirror_retention, "mirror_retention") if config.mirror_vacuum else None
     group, about = _JOBS
     return MirrorLoop(
@@ -206,6 +284,7 @@ def loop_of(
         vacuum_s=vacuum_s,
         tell=tell,
         waits_for_log=bool(beside),
+        register=_register_of(tables, lambda text, is_fault: tell(text)),
     )
 
 

@@ -222,7 +222,14 @@ def status(config_file: Path | None, watch: bool, as_json: bool, **options: Any)
     default=None,
     help="Then remove what no reader needs within --mirror-retention, or remove nothing.  [default: vacuum]",
 )
-def mirror(config_file: Path | None, every: str | None, vacuum: bool | None, **options: Any) -> None:
+@click.option(
+    "--catalog",
+    metavar="glue:DATABASE",
+    help="Then register the tables in this AWS Glue database, for Athena, Trino and Spark.",
+)
+def mirror(
+    config_file: Path | None, every: str | None, vacuum: bool | None, catalog: str | None, **options: Any
+) -> None:
     """Bring the base tables of a Delta sink up to its change log: plain Delta tables that any engine reads.
 
     They are below URI/current, one for each table that has a snapshot, with its own columns alone. All are at one
@@ -232,7 +239,8 @@ def mirror(config_file: Path | None, every: str | None, vacuum: bool | None, **o
 
     A slot's base tables have one mirror at a time: the one that began last. `run --mirror-every` is one, too.
     """
-    config = build_config(config_file, {**options, "mirror_every": every, "mirror_vacuum": vacuum})
+    given = {"mirror_every": every, "mirror_vacuum": vacuum, "mirror_catalog": catalog}
+    config = build_config(config_file, {**options, **given})
     config.require("sink")
     stop = StopRequest()
     stop.listen()

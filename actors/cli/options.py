@@ -44,6 +44,7 @@ _METAVARS: Final = {
     "spark_executor_memory": "SIZE",
     "mirror_every": "TIME",
     "mirror_retention": "TIME",
+    "mirror_catalog": "glue:DATABASE",
     "log_retention": "TIME|SIZE|base",
     "delta_log_retention": "TIME",
     "delta_file_retention": "TIME",
@@ -87,7 +88,10 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     ),
     "Journal": (("journal_max_bytes",), ("journal_after_bytes", "journal_after_s")),
     "Snapshots": (("snapshot", "snapshot_connections"), ("snapshot_bytes_per_s",)),
-    "Mirror": (("mirror_every", "mirror_vacuum"), ("mirror_retention", "mirror_file_bytes")),
+    "Mirror": (
+        ("mirror_every", "mirror_vacuum"),
+        ("mirror_retention", "mirror_file_bytes", "mirror_catalog"),
+    ),
     "Latency": (("linger_ms", "batch_rows"), ("stream_linger_ms", "block_bytes")),
     "Memory": (
         ("buffer_memory_bytes", "buffers_max", "backlog_bytes", "batch_bytes"),

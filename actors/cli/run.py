@@ -35,6 +35,8 @@ from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.errors import ConfigError, ExitStatus, SlotLost, XidstreamError
 from xidstream.pipeline.events import Event, of_error
 from xidstream.pipeline.faultpoints import VARIABLE, armed
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.settings.catalog_names import CatalogName
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.file_modes import choose_for_process
 from xidstream.pipeline.settings.modes import SnapshotMode, SparkMode
@@ -57,6 +59,10 @@ def run_pipeline(configs: Sequence[Config], stop: StopRequest, began_s: float | 
                 "mirror_every is for a Delta sink: base tables are made from its change log",
                 remedy="leave mirror_every out, or give --sink delta:URI",
             )
+        if config.mirror_every and (catalog := CatalogName.parse(config.mirror_catalog)) is not None:
+            from xidstream.pipeline.mirror.glue_catalog import check_usable
+
+            check_usable(catalog, Location.parse(config.sink.partition(":")[2]))
     _run(configs, stop, began_s, has_sink=True)
 
 

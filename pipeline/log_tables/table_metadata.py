@@ -42,6 +42,8 @@ from xidstream.pipeline.settings.delta_retention import DeltaRetention
 
 PREFIX: Final = "xidstream."
 SOURCE: Final = f"{PREFIX}source"
+KEY: Final = f"{PREFIX}key"
+TYPES: Final = f"{PREFIX}types"
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
 CONTRACT_COMMENTS: Final[Mapping[str, str]] = MappingProxyType(
@@ -91,9 +93,9 @@ def metadata_of_source(relation: RelationVersion, retention: DeltaRetention | No
         f"Changes of the PostgreSQL table {relation.name}, one row each, appended by xidstream in commit order.",
         {
             SOURCE: relation.name,
-            f"{PREFIX}key": json.dumps(key, ensure_ascii=False),
+            KEY: json.dumps(key, ensure_ascii=False),
             f"{PREFIX}replica_identity": relation.replica_identity.name.lower(),
-            f"{PREFIX}types": json.dumps(types, ensure_ascii=False),
+            TYPES: json.dumps(types, ensure_ascii=False),
             STATISTICS: "_commit_lsn",
         },
         CONTRACT_COMMENTS,

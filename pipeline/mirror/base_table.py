@@ -32,7 +32,7 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING
-from xidstream.pipeline.log_tables.table_metadata import PREFIX, SOURCE, TableMetadata
+from xidstream.pipeline.log_tables.table_metadata import KEY, PREFIX, SOURCE, TYPES, TableMetadata
 from xidstream.pipeline.mirror.key_ranges import FileFacts, RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile
 from xidstream.pipeline.pg import Lsn
@@ -58,6 +58,14 @@ class NewFile:
         """What is to be said of a file that stands there. Raises OSError and what pyarrow raises."""
         with table.open(path) as file:
             return cls(path, int(file.size()), key.facts_of(file))
+
+
+@dataclass(frozen=True)
+class BaseFacts:
+    """What a base table says of itself, beside its rows. ``properties``: ours alone."""
+
+    fields: tuple[pa.Field, ...]
+    properties: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,10 @@ class BaseTable:
     @property
     def fields(self) -> list[pa.Field]:
         return [column.field for column in self._writer.columns]
+
+    @property
+    def facts(self) -> BaseFacts:
+        return facts_of(self._writer)
 
     @property
     def has_text(self) -> bool:
@@ -232,13 +244,21 @@ class BaseTable:
         reach("base_committed")
 
 
-def about_base(label: str, key: Sequence[str] | None, ranged: RangedKey) -> TableMetadata:
-    """What a base table says of itself."""
+def facts_of(writer: DeltaTableWriter) -> BaseFacts:
+    ours = {name: value for name, value in writer.properties.items() if name.startswith(PREFIX) and value}
+    return BaseFacts(tuple(column.field for column in writer.columns), ours)
+
+
+def about_base(
+    label: str, key: Sequence[str] | None, ranged: RangedKey, types: Mapping[str, str] = MappingProxyType({})
+) -> TableMetadata:
+    """What a base table says of itself. ``types``: column → PostgreSQL's type, as far as the log tells."""
     return TableMetadata(
         f"The PostgreSQL table {label} as it was at one LSN: current/_manifest says at which, for each version.",
         {
             SOURCE: label,
-            f"{PREFIX}key": json.dumps(list(key or ()), ensure_ascii=False),
+            KEY: json.dumps(list(key or ()), ensure_ascii=False),
+            **({TYPES: json.dumps(dict(types), ensure_ascii=False)} if types else {}),
             **ranged.properties,
             **KEEPS_ITS_LOG,
         },

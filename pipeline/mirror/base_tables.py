@@ -18,6 +18,9 @@ In an object store the handles of the log's tables, of the manifest and of the b
 the next (``delta.kept_tables``), and so is the log that was looked at. A look at it that finds nothing new is eight
 requests. Whatever goes wrong lets them go.
 
+``register`` has a catalog name the tables, if there is one (``catalog``). It takes what the last refresh left behind,
+and no lock: neither a refresh nor a vacuum waits for a catalog.
+
 Called by ``actors.mirror``, from any thread.
 """
 
@@ -51,13 +54,15 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.mirror import rewrite
-from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
+from xidstream.pipeline.mirror.base_table import BaseFacts, BaseTable, MirrorMarks
+from xidstream.pipeline.mirror.catalog import Registered, Registration
 from xidstream.pipeline.mirror.pieces import THREADS
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresh, TableRefresher, directory_of
 from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.mirror.vacuum import vacuum
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import labelled_table, table_label
+from xidstream.pipeline.settings.catalog_names import CatalogName
 from xidstream.pipeline.spark_errors import fault_of
 
 if TYPE_CHECKING:
@@ -98,6 +103,7 @@ class BaseTables:
         slot: str | None,
         file_bytes: int,
         storage_options: Mapping[str, str] | None = None,
+        catalog: CatalogName | None = None,
     ) -> None:
         root = root_of(uri, storage_options)
         if root.delta_location is None:
@@ -113,6 +119,19 @@ class BaseTables:
         self._manifest: ManifestWriter | None = None
         self._busy = threading.Lock()
         self._ages = WatchedClock()
+        self._named: tuple[str, Sequence[ManifestLine]] | None = None
+        """The slot, and what the manifest names of it; None before the first refresh."""
+        self._facts: dict[str, BaseFacts] = {}
+        self._registration: Registration | None = None
+        if catalog is not None:
+            from xidstream.pipeline.mirror.glue_catalog import GlueCatalog
+
+            self._registration = Registration(self._root, GlueCatalog(catalog, self._root))
+
+    @property
+    def catalog(self) -> str | None:
+        """The catalog that ``register`` is for, as the setting names it; None where there is none."""
+        return None if self._registration is None else str(self._registration)
 
     @property
     def owner(self) -> int:
@@ -158,6 +177,21 @@ class BaseTables:
             f"base tables were changed by others during {ATTEMPTS} attempts to remove old files"
         )
 
+    def register(self, is_given_up: Callable[[], bool] = lambda: False) -> Registered:
+        """Have the catalog name what the last refresh named. From one thread at a time, beside refreshes, too: it takes
+        no lock. Raises XidstreamErrors, ComponentLost as ``refresh``; the next call begins anew."""
+        assert self._registration is not None, "there is no catalog"
+        check = _check_of(is_given_up, "registering the base tables was given up")
+        if self._named is None:
+            return Registered()
+        application_id, lines = self._named
+        named = {line.table for line in lines}
+        told = {label: facts for label, facts in self._facts.copy().items() if label in named}
+        try:
+            return self._registration.bring(lines, told, application_id, check)
+        except Exception as error:
+            raise fault_of(error, f"registering the base tables in {self.catalog}") from error
+
     @contextmanager
     def _alone(self, check: Callable[[], None]) -> Iterator[None]:
         while not self._busy.acquire(timeout=_POLL_S):
@@ -192,6 +226,8 @@ class BaseTables:
         last_lsn, n_erasures = manifest.look()
         lsn = log.readable_lsn
         if lsn <= last_lsn:
+            if self._registration is not None and self._named is None:
+                self._named = log.application_id, manifest.newest()
             return None
         lines = {line.table: line for line in manifest.newest()}
         marks = MirrorMarks(log.application_id, manifest.owner)
@@ -234,6 +270,8 @@ class BaseTables:
             reach("committing_manifest")
             manifest.append(named, n_erasures)
             reach("manifest_committed")
+        self._facts.update((each.table, each.facts) for _, each in done if each.facts is not None)
+        self._named = log.application_id, named
         refreshed = [each for _, each in done]
         refreshed += [TableRefresh(line.table, Answer.KEEP, line.version) for line in kept.values()]
         refreshed.sort(key=lambda each: each.table)

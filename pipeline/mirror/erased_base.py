@@ -42,7 +42,7 @@ from xidstream.pipeline.log_tables import attempt_files, locations
 from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
-from xidstream.pipeline.log_tables.table_metadata import PREFIX
+from xidstream.pipeline.log_tables.table_metadata import KEY
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks, NewFile
 from xidstream.pipeline.mirror.kept_files import LOG
 from xidstream.pipeline.mirror.key_ranges import RangedKey
@@ -203,7 +203,7 @@ def _rewritten(
         writer.swap([], [], {owner_id: writer.watermark(owner_id)})
         return ErasedBase(0, 0, writer.version)
     types = {field.name: field.type for field in base.fields}
-    ranged = RangedKey.of(json.loads(writer.property_of(f"{PREFIX}key") or "[]"), types)
+    ranged = RangedKey.of(json.loads(writer.property_of(KEY) or "[]"), types)
     schema = pa.schema(base.fields)
     directory = new_directory()
     new: list[NewFile] = []

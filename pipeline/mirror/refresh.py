@@ -30,8 +30,9 @@ Called by ``pipeline.mirror.base_tables``, on the driver: ``here`` on several th
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -51,9 +52,11 @@ from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
+from xidstream.pipeline.log_tables.table_metadata import TYPES
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import (
     TEXT_FIELD,
+    BaseFacts,
     BaseTable,
     MirrorMarks,
     NewFile,
@@ -98,6 +101,8 @@ class TableRefresh:
     n_files_written: int = 0
     bytes_written: int = 0
     n_files_removed: int = 0
+    facts: BaseFacts | None = field(default=None, compare=False, repr=False)
+    """None: the table was not opened."""
 
 
 def what_to_do(
@@ -170,7 +175,7 @@ class TableRefresher:
                 f"table {self._label}: Spark cannot write a column with ${{ in its name; `ChangeLog.as_of` reads it"
             )
         location = current(root).child(directory_of(log))
-        about = about_base(self._label, log.shape.key, self._key)
+        about = about_base(self._label, log.shape.key, self._key, types_of(log))
         self._base = BaseTable.open_or_create(location, self._label, self._fields, about, marks, kept)
         if self._base.lsn > lsn:
             raise SnapshotOutdated(self._label)  # A refresh that went further: look at the log again.
@@ -254,7 +259,7 @@ class TableRefresher:
         base.describe(self._about)
         base.add_columns(self._added or [])
         if answer is Answer.KEEP or self._ordered is None:
-            return TableRefresh(self._label, Answer.KEEP, base.version)
+            return TableRefresh(self._label, Answer.KEEP, base.version, facts=base.facts)
         return self._swap(self._ordered, tail, facts)
 
     def _tail(self, since: int) -> tuple[LogRows | None, TailFacts | None]:
@@ -343,7 +348,7 @@ class TableRefresher:
         gone = removed(files, swapped.groups)
         if not new and not gone:
             # All that is new had no effect, or was in the snapshot already. The next refresh begins behind it.
-            return TableRefresh(self._label, Answer.KEEP, self._base.version)
+            return TableRefresh(self._label, Answer.KEEP, self._base.version, facts=self._base.facts)
         self._check_erasures()
         self._base.replace(new, self._key, gone, self._lsn, self._place)
         return self._done(Answer.SWAP, new, len(gone))
@@ -364,12 +369,19 @@ class TableRefresher:
 
     def _done(self, answer: Answer, new: Sequence[NewFile], n_removed: int) -> TableRefresh:
         n_bytes = sum(file.size_bytes for file in new)
-        return TableRefresh(self._label, answer, self._base.version, len(new), n_bytes, n_removed)
+        base = self._base
+        return TableRefresh(self._label, answer, base.version, len(new), n_bytes, n_removed, base.facts)
 
 
 def directory_of(log: TableAt) -> str:
     """The directory of the base table below ``current``. It is named as that of the log's table below the root."""
     return log.log_table.location.uri.rpartition("/")[2]
+
+
+def types_of(log: TableAt) -> dict[str, str]:
+    """Column → PostgreSQL's type, by the log's newest layout."""
+    found: dict[str, str] = json.loads(log.log_table.properties.get(TYPES) or "{}")
+    return {name: found[name] for name in log.shape.columns if name in found}
 
 
 def arrow_fields(shape: TableShape) -> list[pa.Field]:

@@ -275,6 +275,11 @@ class Config:
     mirror_retention: str = _setting(
         "24h", "how long a reader may take for one moment of the base tables: a day covers the longest query"
     )
+    mirror_catalog: str = _setting(
+        "",
+        "glue:DATABASE: after a refresh, register the base tables in this AWS Glue database, so that Athena, Trino and "
+        "Spark find them (docs/mirror.md); empty: nowhere, because it needs a database and a role that may write to it",
+    )
 
     log_retention: str = _setting(
         "",

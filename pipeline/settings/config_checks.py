@@ -16,6 +16,7 @@ from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
 from xidstream.pipeline.settings.addresses import host_and_port
+from xidstream.pipeline.settings.catalog_names import CatalogName
 from xidstream.pipeline.settings.file_modes import check_mode
 from xidstream.pipeline.settings.modes import SnapshotMode, SparkMode
 from xidstream.pipeline.settings.sizes import check_executor_memory
@@ -66,6 +67,7 @@ def check_values(config: Config) -> None:
         raise ConfigError(f"mirror_every must be from 1s to 1d, got {config.mirror_every!r}")
     if not 60 <= duration_s(config.mirror_retention, "mirror_retention") <= 86_400 * 366:
         raise ConfigError(f"mirror_retention must be from 1min to 366d, got {config.mirror_retention!r}")
+    CatalogName.parse(config.mirror_catalog)
     if config.log_retention and config.sink_kind.is_log and not config.sink_kind.is_shortened:
         raise ConfigError(
             f"log_retention is for a Delta sink: a change log in {config.sink_kind.name} tables is not shortened",

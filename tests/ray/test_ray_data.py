@@ -1,4 +1,4 @@
-"""The recipe of docs/spark-source.md that reads a table's changes with Ray Data, as it stands there."""
+"""The recipes that read a table's changes, and a base table, with Ray Data, as they stand in docs/."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests.typed_table import ROWS, make_base_tables
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -15,7 +16,8 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark-source.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "spark-source.md"
 SLOT = "1/shop/orders"
 ID = TableColumn("id", pa.int64(), "id")
 NOTE = TableColumn("note", pa.string(), "note")
@@ -52,3 +54,13 @@ def test_the_recipe_reads_whole_commits_also_of_a_table_that_got_a_column(tmp_pa
         (1, None, 100),
         (2, "new", 200),
     ]
+
+
+def test_the_recipe_of_base_tables_finds_what_the_source_has(tmp_path: Path) -> None:
+    make_base_tables(tmp_path / "root", tmp_path / "segments")
+    page = (DOCS / "recipes.md").read_text()
+    names: dict[str, Any] = {"uri": str(tmp_path / "root")}
+    for name in ("moment", "ray"):
+        (code,) = re.findall(rf"<!-- example: {name} -->\n```python\n(.*?)```", page, re.DOTALL)
+        exec(compile(code, f"recipes.md: {name}", "exec"), names)
+    assert sorted(names["orders"].take_all(), key=lambda row: int(row["id"])) == ROWS
