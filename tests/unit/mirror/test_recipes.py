@@ -21,7 +21,6 @@ TO_ARROW: dict[str, Callable[[Any], pa.Table]] = {
     "deltalake": pa.table,
     "duckdb": lambda found: found.to_arrow_table(),
     "polars": lambda found: found.to_arrow(),
-    "daft": lambda found: found.to_arrow(),
 }
 
 
@@ -70,7 +69,7 @@ def test_an_engine_finds_what_the_source_has(uri: str, engine: str) -> None:
     assert (types["n_small"], types["n_large"], types["day"]) == (pa.int16(), pa.int64(), pa.date32())
 
 
-@pytest.mark.parametrize("engine", sorted({"deltalake", "duckdb", "polars", "daft"}))
+@pytest.mark.parametrize("engine", sorted({"deltalake", "duckdb", "polars"}))
 def test_an_engine_reads_the_version_that_it_is_given(uri: str, engine: str) -> None:
     path, version = run("moment", uri=uri)["moment"]["public.order lines"]
     for n_lines in (1, 2):
