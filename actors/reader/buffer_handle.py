@@ -14,7 +14,7 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.xid_buffer import XidBuffer
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.stream import Block, Prepared
-from xidstream.pipeline.transactions.buffer_calls import BufferSettings, Held
+from xidstream.pipeline.transactions.buffer_calls import BufferedTransaction, BufferSettings
 from xidstream.pipeline.transactions.known_relations import KnownRelations
 from xidstream.pipeline.transactions.parcels import Parcel
 
@@ -44,12 +44,12 @@ class BufferHandle:
         parcel, self.parcel = self.parcel, Parcel()
         if not parcel.heads and not parcel.ends:
             return parcel, None, {}
-        untold = self._known.call(parcel.relation_numbers(), parcel.versions)
+        new_versions = self._known.call(parcel.relation_numbers(), parcel.versions)
         blocks = _by_store(parcel.blocks, parcel.n_bytes)
         if not parcel.ends:
-            return parcel, self.actor.add_blocks.remote(parcel.heads, untold, blocks), {}
+            return parcel, self.actor.add_blocks.remote(parcel.heads, new_versions, blocks), {}
         add_and_commit = self.actor.add_and_commit.options(num_returns=len(parcel.ends) + 1)
-        *sealed, held = add_and_commit.remote(parcel.heads, untold, blocks, parcel.ends)
+        *sealed, held = add_and_commit.remote(parcel.heads, new_versions, blocks, parcel.ends)
         return parcel, held, dict(zip((each.end.xid for each in parcel.ends), sealed, strict=True))
 
     def decode_plain(self, block: Block) -> ray.ObjectRef:
@@ -97,9 +97,13 @@ class BufferHandle:
         ray.kill(self.actor)
 
 
-def held_of(result: Any) -> list[Held]:
+def held_of(result: Any) -> list[BufferedTransaction]:
     """What a call has told of the transactions that it was about."""
-    return [held for held in (result if isinstance(result, list) else [result]) if isinstance(held, Held)]
+    return [
+        held
+        for held in (result if isinstance(result, list) else [result])
+        if isinstance(held, BufferedTransaction)
+    ]
 
 
 def _by_store(content: Any, n_bytes: int) -> Any:

@@ -28,7 +28,7 @@ from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.stream import PlainBlock, Prepared, TransactionBlock
-from xidstream.pipeline.transactions.buffer_calls import BufferSettings, Held
+from xidstream.pipeline.transactions.buffer_calls import BufferedTransaction, BufferSettings
 from xidstream.pipeline.transactions.pool import BufferPoolPolicy
 
 _PARCEL_BLOCKS = 2
@@ -40,7 +40,7 @@ class _Open:
     """An open transaction. ``held``: what its buffer last told; ``n_steps``: how many blocks its buffers got,
     which fail where one is missing. The rest is of the blocks that were sent, for the run's account."""
 
-    held: Held
+    held: BufferedTransaction
     n_steps: int = 0
     since_s: float = field(default_factory=time.monotonic)
     streamed: bool = True
@@ -88,7 +88,7 @@ class BufferPool:
         return len(self._in_flight)
 
     @property
-    def open_transactions(self) -> list[Held]:
+    def open_transactions(self) -> list[BufferedTransaction]:
         return [each.held for each in list(self._open.values())]
 
     def open_parts(self) -> list[OpenPart]:
@@ -121,7 +121,7 @@ class BufferPool:
         buffer = self._buffers[self._policy.assign(cut.xid)]
         transaction = self._open.get(cut.xid)
         if transaction is None:
-            transaction = self._open[cut.xid] = _Open(Held(cut.xid, 0, 0, 0))
+            transaction = self._open[cut.xid] = _Open(BufferedTransaction(cut.xid, 0, 0, 0))
         transaction.note(cut)
         buffer.parcel.add_block(cut, transaction.next_step())
         if buffer.parcel.n_bytes >= self._parcel_bytes:

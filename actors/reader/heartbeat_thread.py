@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from xidstream.pipeline.errors import XidstreamError
-from xidstream.pipeline.postgres.heartbeat import beat, heart
+from xidstream.pipeline.postgres.heartbeat import heartbeat_connection, write_heartbeat
 from xidstream.pipeline.postgres.login import Dsn
 
 log = logging.getLogger(__name__)
@@ -22,27 +22,27 @@ _LEAST_PAUSE_S = 1.0
 
 
 @contextmanager
-def beating(dsn: Dsn, interval_s: float) -> Iterator[None]:
+def heartbeats(dsn: Dsn, interval_s: float) -> Iterator[None]:
     """Write a heartbeat each ``interval_s`` while the block runs; 0: none. ``dsn``: of the very server that is read."""
     if not interval_s:
         yield
         return
     over = threading.Event()
     # Nobody waits for its end: it may wait for the server, which may be gone.
-    threading.Thread(target=_beat_until, args=(over, dsn, interval_s), name="heart", daemon=True).start()
+    threading.Thread(target=_write_until, args=(over, dsn, interval_s), name="heartbeat", daemon=True).start()
     try:
         yield
     finally:
         over.set()
 
 
-def _beat_until(over: threading.Event, dsn: Dsn, interval_s: float) -> None:
+def _write_until(over: threading.Event, dsn: Dsn, interval_s: float) -> None:
     is_told = False
     while not over.is_set():
         try:
-            with heart(dsn) as connection:
+            with heartbeat_connection(dsn) as connection:
                 while not over.is_set():
-                    beat(connection)
+                    write_heartbeat(connection)
                     is_told = False
                     over.wait(interval_s)
         except XidstreamError as error:

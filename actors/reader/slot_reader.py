@@ -16,7 +16,7 @@ from typing import Any
 
 from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.reader.buffer_quota import QuotaShare
-from xidstream.actors.reader.heartbeat_thread import beating
+from xidstream.actors.reader.heartbeat_thread import heartbeats
 from xidstream.actors.reader.reading import Reading
 from xidstream.actors.reader.sender import Sender
 from xidstream.actors.reader.sending_thread import SendingThread
@@ -184,7 +184,7 @@ class SlotReader:
         self._sending = SendingThread(self._sender, self._pool)
         self._sending.start()
         try:
-            with beating(self._slot.connection.same_server, self._config.heartbeat_interval_s):
+            with heartbeats(self._slot.connection.same_server, self._config.heartbeat_interval_s):
                 self._reading.run(self._sending)
         finally:
             # First the slot, which must not wait for Ray to be free for another reader.

@@ -10,7 +10,7 @@ from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.postgres.login import login_of
-from xidstream.pipeline.postgres.table_holder import Held, TableHolder
+from xidstream.pipeline.postgres.table_holder import HeldSnapshot, TableHolder
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.tables import PublishedSource
 
@@ -23,7 +23,7 @@ class SnapshotHolder:
         names = renamed_columns(config.column_names)
         self._holder = TableHolder(login_of(config), config.publication, column_names=names)
 
-    def hold(self, source: PublishedSource, wait_for_writers: bool, behind: Lsn) -> Held:
+    def hold(self, source: PublishedSource, wait_for_writers: bool, behind: Lsn) -> HeldSnapshot:
         return self._holder.hold(source, wait_for_writers=wait_for_writers, behind=behind)
 
     def release(self, relid: int) -> None:

@@ -51,12 +51,12 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Committed,
     Dropped,
     Failed,
-    Held,
     Hold,
     RangeRead,
     Read,
     ReaderLost,
     Release,
+    TableHeld,
 )
 from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
@@ -229,7 +229,9 @@ class SnapshotSteps:
         ranges = plan_ranges(held.source.leaves, by_range=by_range, n_readers=self._n_readers)
         relid = held.source.relation.relid
         only = () if action.repair is None else self._book.rows_of(action.repair, held.source)
-        self._report(Held(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges, only))
+        self._report(
+            TableHeld(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges, only)
+        )
 
     def _read(self, action: Read) -> None:
         files, n_rows = self._actors.read(action.task, action.bounds, self._targets[action.attempt])

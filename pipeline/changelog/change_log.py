@@ -121,8 +121,8 @@ class ChangeLog(SlotLog):
         """The changes of a table behind ``since`` and up to ``until``, in the source's columns and the contract's.
 
         ``since`` is exclusive, and None is the beginning; ``until`` is inclusive, and None is the newest complete
-        commit, or with ``net`` the newest that can be read as a state. Keep the one for the next call's other. Raises
-        PreconditionMissing for a ``since`` below ``cut_lsn``: after a cut, None is one.
+        commit, or with ``net`` the newest that can be read as a state. Pass this call's ``until`` as the next call's
+        ``since``. Raises PreconditionMissing for a ``since`` below ``cut_lsn``: after a cut, None is one.
 
         With ``net`` there is one row for each key that is not as it was: ``_change_type`` is ``insert``, ``update`` or
         ``delete``, and the values are the last ones; a deleted row has its key alone. Unchanged values are filled in

@@ -58,7 +58,7 @@ _NOWHERE: Final = UnitEnd(INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
 
 
 @dataclass(eq=False)
-class _Held:
+class _HeldFile:
     """One file. ``entries``: its units, in order; None while none of them is in memory.
 
     ``is_loaded``: all that is to be released from it is in memory, ``memory_bytes`` of it, as buffers have put it
@@ -117,13 +117,13 @@ class Journal:
         *,
         horizon_bytes: int = 64 << 20,
     ) -> None:
-        self._held: deque[_Held] = deque()
+        self._held: deque[_HeldFile] = deque()
         """The files, in commit order."""
         for file in files:
             if isinstance(file, DamagedFile):
-                held = _Held(file.epoch, file.number, None, error=file.error, up_to_lsn=file.up_to_lsn)
+                held = _HeldFile(file.epoch, file.number, None, error=file.error, up_to_lsn=file.up_to_lsn)
             else:
-                held = _Held(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
+                held = _HeldFile(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
             self._held.append(held)
         self._watermark = INVALID_LSN
         """The sink holds all commits up to here."""
@@ -184,7 +184,7 @@ class Journal:
         """The units that are not delivered, in order; an entry that is not ready stands for what is not in memory."""
         return (entry for _, entry in self._places())
 
-    def _places(self) -> Iterator[tuple[_Held, Entry]]:
+    def _places(self) -> Iterator[tuple[_HeldFile, Entry]]:
         for held in self._held:
             if held.entries is None:
                 yield held, held.place
@@ -227,9 +227,9 @@ class Journal:
         for which ``still_last`` is true."""
         if absorbed:
             # Its units are others than these entries.
-            held = _Held(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
+            held = _HeldFile(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
         else:
-            held = _Held(file.epoch, file.number, file, entries, has_tickets=True, up_to_lsn=file.end_lsn)
+            held = _HeldFile(file.epoch, file.number, file, entries, has_tickets=True, up_to_lsn=file.end_lsn)
             held.measure()
         for before in absorbed:
             self._held.pop()
@@ -357,7 +357,7 @@ class Journal:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _may_be_absorbed(self, held: _Held) -> bool:
+    def _may_be_absorbed(self, held: _HeldFile) -> bool:
         file = held.file
         if file is None or held.error is not None or held.is_apart:
             return False
@@ -365,7 +365,7 @@ class Journal:
         is_begun = 0 < file.first_commit_lsn < self.delivered_lsn
         return held.is_untouched and not is_begun
 
-    def _of(self, file: JournalFile) -> _Held | None:
+    def _of(self, file: JournalFile) -> _HeldFile | None:
         """None where all of it was delivered meanwhile."""
         return next((held for held in self._held if held.file is file), None)
 
@@ -378,7 +378,7 @@ class Journal:
             ahead_bytes += held.memory_bytes
 
 
-def _n_undelivered(held: _Held) -> int:
+def _n_undelivered(held: _HeldFile) -> int:
     if held.entries is not None:
         return sum(entry.state is not EntryState.DONE for entry in held.entries)
     return 1 if held.file is None else held.file.n_units

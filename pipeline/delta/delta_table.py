@@ -13,7 +13,7 @@ by itself where the answer to a commit was lost, and then meets its own: that, t
 next one shows that nothing is left to write.
 
 A commit to a local table, with all that it needs, is on disk when the call that made it returns, and one that a
-dead process made is when the table is opened: its watermark says that rows may be confirmed.
+dead process made is when the table is opened (``durable_log``): its watermark says that rows may be confirmed.
 
 deltalake looks for expired files of the log after every commit, and lists the whole log for it. Here one commit in
 ``CHECKPOINT_EVERY`` looks for them, as Spark does with its checkpoints. For a table of the sink ``upkeep`` does it
@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -53,6 +52,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from xidstream.pipeline import events
+from xidstream.pipeline.delta.durable_log import DurableLog
 from xidstream.pipeline.delta.kept_tables import KeptTables, opened
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.small_files import OWN, is_mergeable, many_small, merge
@@ -103,7 +103,7 @@ class DeltaTableWriter:
                 remedy="give the sink a root of its own",
             )
         self._read_columns()
-        self._durable_version = self._make_earlier_durable()
+        self._log = DurableLog(location, self.version)
         self._cleaned_version = self.version
 
     @classmethod
@@ -229,7 +229,7 @@ class DeltaTableWriter:
             change(self._table)
         except CommitFailedError as error:
             raise SnapshotOutdated(self.label) from error
-        self._refresh()
+        self.refresh()
         if self.version > before + 1:
             raise SnapshotOutdated(self.label)
         self._table.take_own(before, {})
@@ -364,7 +364,7 @@ class DeltaTableWriter:
     def _settle(self, moved: Mapping[str, int]) -> None:
         """Go on from the snapshot with what was just committed."""
         before = self.version
-        self._refresh()
+        self.refresh()
         if self.version == before + 1:  # the commit is ours
             self._table.take_own(before, moved)
             return
@@ -421,45 +421,13 @@ class DeltaTableWriter:
         return pa.concat_tables([schema.empty_table(), *read])
 
     def refresh(self) -> None:
-        """Go on from the table as it is now."""
-        self._refresh()
-
-    # -- on disk ---------------------------------------------------------------------------------------
-
-    def _refresh(self) -> None:
-        """The snapshot of what is there now, and that on disk."""
+        """Go on from the table as it is now, all of which is on the disk when this returns."""
         before = self.version
         self._table.update_incremental()
         if self.version > before + 1:
             # What others committed may be other properties.
             self._described = None
-        if self.location.is_local:
-            made = range(self._durable_version + 1, self.version + 1)
-            self.location.sync(name for version in made for name in self._log_files(version))
-            self._durable_version = self.version
-
-    def _make_earlier_durable(self) -> int:
-        """Each run waits for a commit of its own before the next one, so that at most the last one of a run that
-        died is in a cache alone, with what others committed behind it."""
-        if self.location.is_local:
-            for version in range(self.version, -1, -1):
-                names = self._log_files(version)
-                self.location.sync(names)
-                if not names or _moves_a_watermark(os.path.join(self.location.uri, names[0])):
-                    break
-        return self.version
-
-    def _log_files(self, version: int) -> list[str]:
-        """The commit and, where it has one, its checkpoint; none where a checkpoint has replaced the commit."""
-        name = f"_delta_log/{version:020d}"
-        checkpoint = f"{name}.checkpoint.parquet"
-        names = [f"{name}.json"]
-        if self._has(checkpoint):
-            names += [checkpoint, "_delta_log/_last_checkpoint"]
-        return [n for n in names if self._has(n)]
-
-    def _has(self, name: str) -> bool:
-        return os.path.exists(os.path.join(self.location.uri, name))
+        self._log.flush_up_to(self.version)
 
 
 def _versions(found: Mapping[str, str | None], brought: Sequence[VersionSince], label: str) -> dict[str, str]:
@@ -467,11 +435,6 @@ def _versions(found: Mapping[str, str | None], brought: Sequence[VersionSince], 
     recorded = found.get(VERSIONS)
     value = recorded_with(recorded, brought, label)
     return {} if value is None or value is recorded else {VERSIONS: value}
-
-
-def _moves_a_watermark(commit: str) -> bool:
-    with open(commit, "rb") as file:
-        return any(line.startswith(b'{"txn"') for line in file)
 
 
 def _replacing(

@@ -52,7 +52,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Held:
+class TableHeld:
     """``source``: as it was found under the lock. ``ranges``: all its pages. ``only``: the rows that are read of them,
     for a repair."""
 
@@ -123,7 +123,7 @@ class Dropped:
     relid: int
 
 
-Event = Wanted | Held | RangeRead | ReaderLost | Carried | Committed | Failed | Again | Dropped
+Event = Wanted | TableHeld | RangeRead | ReaderLost | Carried | Committed | Failed | Again | Dropped
 
 
 # -- actions -------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class TableCopy:
     repair: Repair | None = None
     state: TableState = TableState.WANTED
     attempt: int = 0
-    held: Held | None = None
+    held: TableHeld | None = None
     waiting: deque[CtidRange] = field(default_factory=deque)
     reading: dict[int, CtidRange] = field(default_factory=dict)
     files: dict[int, tuple[Any, ...]] = field(default_factory=dict)
@@ -264,7 +264,7 @@ class CopySchedule:
             return
         if table is None or not self.is_in_hand(event.relid, event.attempt):
             return  # of a table that was given up, or is taken anew
-        if isinstance(event, Held):
+        if isinstance(event, TableHeld):
             yield from self._held(table, event)
         elif isinstance(event, RangeRead):
             yield from self._range_read(table, event)
@@ -285,7 +285,7 @@ class CopySchedule:
             table.state, table.attempt = TableState.RESTING, 0
             yield Release(event.relid, event.attempt)
 
-    def _held(self, table: TableCopy, event: Held) -> Iterator[Action]:
+    def _held(self, table: TableCopy, event: TableHeld) -> Iterator[Action]:
         self._demand(table, TableState.HOLDING)
         table.source, table.held = event.source, event
         table.waiting.extend(event.ranges)

@@ -11,8 +11,8 @@ The line that ends an older generation has no version. One commit ends all gener
 Rejected: one application id for all tables. Their snapshots finish in any order, and a version that is higher would
 hide one that comes later.
 
-Each call opens the table anew (``commit_attempts``). Used by ``snapshot_log``, from any thread; ``told_by`` without a
-run.
+Each call opens the table anew (``commit_attempts``). Used by ``snapshot_log``, from any thread; ``generation_states``
+without a run.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def ended_of(row: Mapping[str, Any]) -> Ended:
     return _line(row, GenerationState.FINISHED, is_ours=True), row["reason"]
 
 
-def told_by(tables: LogTables) -> dict[tuple[str, int, Lsn], tuple[GenerationState, str]]:
+def generation_states(tables: LogTables) -> dict[tuple[str, int, Lsn], tuple[GenerationState, str]]:
     """What ``_snapshots`` says now, without a run: the state of each generation, by table, number and place, and the
     reason why one has ended. Raises StorageFault."""
     try:

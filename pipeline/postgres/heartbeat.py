@@ -28,13 +28,14 @@ _TIME_LIMIT_S = 10
 
 
 @contextmanager
-def heart(dsn: Dsn) -> Iterator[psycopg.Connection[Any]]:
-    """The connection that ``beat`` takes. Raises what connecting raises; an error inside the block is one of ours."""
+def heartbeat_connection(dsn: Dsn) -> Iterator[psycopg.Connection[Any]]:
+    """The connection that ``write_heartbeat`` takes. Raises what connecting raises; an error inside the block is one of
+    ours."""
     timed = Login.of(dsn).to(connect_timeout=str(_TIME_LIMIT_S))
     with sql_connection(timed, "heartbeat", {"statement_timeout": f"{_TIME_LIMIT_S}s"}) as connection:
         yield connection
 
 
-def beat(connection: psycopg.Connection[Any]) -> None:
+def write_heartbeat(connection: psycopg.Connection[Any]) -> None:
     """Write one heartbeat. On a standby this is an error."""
     connection.execute("SELECT pg_logical_emit_message(true, %s, '')", (HEARTBEAT_PREFIX.decode(),))

@@ -23,7 +23,7 @@ import psycopg
 from xidstream.pipeline.findings import Finding, enumerate_names
 from xidstream.pipeline.pg_rules import ColumnNames, table_label
 from xidstream.pipeline.postgres.stream_options import PG12, PG15, PG18, quote_identifier
-from xidstream.pipeline.postgres.writers import told_lockers
+from xidstream.pipeline.postgres.writers import describe_lockers
 from xidstream.pipeline.schema.relation import CONTRACT_COLUMNS
 
 _LOCK_TIMEOUT_MS: Final = 2000
@@ -181,7 +181,7 @@ def check_publications(
             Finding.warning(
                 "publication",
                 "a published table is locked, and the server does not list what is published meanwhile. The lock is "
-                f"one of: {told_lockers(connection)}",
+                f"one of: {describe_lockers(connection)}",
                 "check again when the lock is gone; a run can start before, and delivers what is committed",
             )
         ]

@@ -56,7 +56,7 @@ from xidstream.pipeline.postgres.catalog_queries import (
 from xidstream.pipeline.postgres.catalog_witnesses import with_witnesses
 from xidstream.pipeline.postgres.stream_options import PG11, PG12, PG17
 from xidstream.pipeline.postgres.type_parts import with_type_parts
-from xidstream.pipeline.postgres.writers import told_lockers
+from xidstream.pipeline.postgres.writers import describe_lockers
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity, shared_columns
 from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource
 
@@ -166,7 +166,7 @@ def survey_unless_locked(
     try:
         return survey(connection, publications, lock_timeout_ms=_LOCK_TIMEOUT_MS, column_names=column_names)
     except psycopg.errors.LockNotAvailable:
-        told = f"a published table with a row filter is locked, by one of: {told_lockers(connection)}"
+        told = f"a published table with a row filter is locked, by one of: {describe_lockers(connection)}"
         remedy = "no snapshot is planned until the lock is gone: end the session that has it, or wait"
         raise SnapshotInterrupted(told, remedy=remedy) from None
 

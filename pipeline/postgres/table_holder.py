@@ -97,7 +97,7 @@ OnWait = Callable[[tuple[Blocker, ...]], None]
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldSnapshot:
     """``snapshot_name``: for SET TRANSACTION SNAPSHOT. ``source``: as it is under the lock, with the sizes of now.
     ``by_range``: whether the server scans ranges of ctid (14+)."""
 
@@ -138,7 +138,7 @@ class TableHolder:
         behind: Lsn = INVALID_LSN,
         lock_timeout_ms: int = _LOCK_TIMEOUT_MS,
         on_wait: OnWait | None = None,
-    ) -> Held:
+    ) -> HeldSnapshot:
         """Take the table's snapshot, and keep it until ``release``.
 
         ``behind``: the place of an earlier snapshot of the table; this one's is a higher one. Two that were taken with
@@ -162,19 +162,21 @@ class TableHolder:
                         _lock(session, observer, source, lock_timeout_ms, waiting)
                         now = self._again(observer, source)
                         checkpoint = None if self._wal_end is _REPLAYED else _checkpoint(observer)
-                        before = _wal_end(observer, self._wal_end)
-                        if before.before.before <= behind:
+                        locked_lsn = _wal_end(observer, self._wal_end)
+                        if locked_lsn.before.before <= behind:
                             observer.execute("SELECT txid_current()")
-                            before = _wal_end(observer, self._wal_end)
+                            locked_lsn = _wal_end(observer, self._wal_end)
                         if wait_for_writers:
                             _await_writers(observer, now, waiting)
-                        name, bounds = take(session, now, before, self._wal_end)
+                        name, bounds = take(session, now, locked_lsn, self._wal_end)
                         # A partition may be attached under our lock, and brings its rows.
                         self._again(observer, now)
                     bounds = bounds.knowing(checkpoint)
                     if wait_for_writers and self._wal_end is not _REPLAYED:
                         bounds = replace(bounds, writers_upto=bounds.place)
-                    held = Held(name, bounds, measured(observer, now), observer.info.server_version >= PG14)
+                    held = HeldSnapshot(
+                        name, bounds, measured(observer, now), observer.info.server_version >= PG14
+                    )
                     with self._guard:
                         self._check_wanted(relid, waiting)
                         previous, self._sessions[relid] = self._sessions.get(relid), session
@@ -390,10 +392,10 @@ def _checkpoint(observer: psycopg.Connection[Any]) -> Checkpoint | None:
 
 
 def take(
-    session: psycopg.Connection[Any], source: PublishedSource, before: Lsn, wal_end: str = _INSERTED
+    session: psycopg.Connection[Any], source: PublishedSource, locked_lsn: Lsn, wal_end: str = _INSERTED
 ) -> tuple[str, SnapshotBounds]:
-    """The snapshot of ``session``'s transaction, which has the table locked: its name, and what it contains. ``before``
-    is B. Raises SnapshotInterrupted if the snapshot is older than a file of the table."""
+    """The snapshot of ``session``'s transaction, which has the table locked: its name, and what it contains.
+    ``locked_lsn`` is B. Raises SnapshotInterrupted if the snapshot is older than a file of the table."""
     is_new = session.info.server_version >= PG13
     snapshot = "pg_current_snapshot" if is_new else "txid_current_snapshot"
     query = _TAKE.format(snapshot=snapshot, wal_end=wal_end)
@@ -408,7 +410,7 @@ def take(
     xmin, xmax, xip = snapshot.split(":")
     return name, SnapshotBounds(
         # Both positions are where a commit may begin (``pipeline.snapshot.bounds``).
-        place=before.before.before,
+        place=locked_lsn.before.before,
         valid_from=Lsn.parse(after).before,
         xmin=int(xmin),
         xmax=int(xmax),

@@ -73,7 +73,7 @@ def lock_holders(
     return _lock_holders(connection, modes, relids)
 
 
-def told_lockers(connection: psycopg.Connection[Any]) -> str:
+def describe_lockers(connection: psycopg.Connection[Any]) -> str:
     """In words: the transactions that have locked any relation of the database so that nobody can look at it."""
     holders = _lock_holders(connection, ("AccessExclusiveLock",), None)
     return enumerate_names([str(each.blocker) for each in holders]) or "nobody any more"

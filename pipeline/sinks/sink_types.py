@@ -54,9 +54,9 @@ class DeltaType(SinkType):
 
     def told(self) -> ToldGenerations:
         from xidstream.pipeline.delta.delta_tables import DeltaTables
-        from xidstream.pipeline.log_tables.generation_lines import told_by
+        from xidstream.pipeline.log_tables.generation_lines import generation_states
 
-        return told_by(DeltaTables(Location.parse(self.argument)))
+        return generation_states(DeltaTables(Location.parse(self.argument)))
 
 
 class IcebergType(SinkType):
@@ -97,10 +97,10 @@ class IcebergType(SinkType):
             return held_by(tables, application_id)
 
     def told(self) -> ToldGenerations:
-        from xidstream.pipeline.log_tables.generation_lines import told_by
+        from xidstream.pipeline.log_tables.generation_lines import generation_states
 
         with closing(self._tables()) as tables:
-            return told_by(tables)
+            return generation_states(tables)
 
     def _place(self) -> IcebergPlace:
         from xidstream.pipeline.iceberg.catalogs import IcebergPlace

@@ -33,7 +33,7 @@ class BufferSettings:
 
 
 @dataclass(frozen=True)
-class Held:
+class BufferedTransaction:
     """What a transaction amounts to after a block: for progress, and for tests of the memory bound."""
 
     xid: Xid

@@ -51,9 +51,9 @@ from xidstream.pipeline.storage.segment_file import (
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.transactions.buffer_calls import (
     BlockHead,
+    BufferedTransaction,
     BufferSettings,
     End,
-    Held,
     RawBlock,
 )
 from xidstream.pipeline.transactions.groups import is_too_large_for_memory
@@ -120,11 +120,11 @@ class TransactionBuffer:
     def decode_plain(
         self,
         numbers: tuple[int, ...],
-        untold: Mapping[int, RelationVersion],
+        new_versions: Mapping[int, RelationVersion],
         block: RawBlock,
     ) -> Sealed:
         """Whole small transactions, decoded and released at once; nothing of them stays here."""
-        self._known.call(numbers, untold)
+        self._known.call(numbers, new_versions)
         reach("decoding_block")
         relations = self._known.relations(numbers)
         parts = UnitParts(self._put, len(relations))
@@ -162,25 +162,28 @@ class TransactionBuffer:
 
     @_unless_failed
     def add_blocks(
-        self, heads: Sequence[BlockHead], untold: Mapping[int, RelationVersion], blocks: Sequence[RawBlock]
-    ) -> list[Held]:
-        """Take blocks of one or several transactions, in this order. ``untold``: those of the versions that the heads
-        name which this buffer does not remember."""
-        self._learn(heads, untold)
+        self,
+        heads: Sequence[BlockHead],
+        new_versions: Mapping[int, RelationVersion],
+        blocks: Sequence[RawBlock],
+    ) -> list[BufferedTransaction]:
+        """Take blocks of one or several transactions, in this order. ``new_versions``: those of the
+        versions that the heads name which this buffer does not remember."""
+        self._learn(heads, new_versions)
         return self._add_all(heads, blocks)
 
     def add_and_commit(
         self,
         heads: Sequence[BlockHead],
-        untold: Mapping[int, RelationVersion],
+        new_versions: Mapping[int, RelationVersion],
         blocks: Sequence[RawBlock],
         ends: Sequence[End],
-    ) -> Iterator[Sealed | list[Held]]:
+    ) -> Iterator[Sealed | list[BufferedTransaction]]:
         """``add_blocks`` with the commits of some of the transactions in between, in the order of the stream. Yields a
         ``Sealed`` for each end, and the list behind them. Ray keeps what was yielded before an error: a block that
         cannot be decoded takes nothing with it that was committed before."""
-        self._learn(heads, untold)
-        held: list[Held] = []
+        self._learn(heads, new_versions)
+        held: list[BufferedTransaction] = []
         for each in ends:
             held += self._add_all(heads[len(held) : each.n_blocks], blocks[len(held) : each.n_blocks])
             yield self._commit(each)
@@ -188,14 +191,14 @@ class TransactionBuffer:
         yield held
 
     @_unless_failed
-    def _learn(self, heads: Sequence[BlockHead], untold: Mapping[int, RelationVersion]) -> None:
-        self._known.call([number for head in heads for number in head.relations], untold)
+    def _learn(self, heads: Sequence[BlockHead], new_versions: Mapping[int, RelationVersion]) -> None:
+        self._known.call([number for head in heads for number in head.relations], new_versions)
 
     @_unless_failed
-    def _add_all(self, heads: Sequence[BlockHead], blocks: Sequence[RawBlock]) -> list[Held]:
+    def _add_all(self, heads: Sequence[BlockHead], blocks: Sequence[RawBlock]) -> list[BufferedTransaction]:
         return [self._add(*each) for each in zip(heads, blocks, strict=True)]
 
-    def _add(self, head: BlockHead, block: RawBlock) -> Held:
+    def _add(self, head: BlockHead, block: RawBlock) -> BufferedTransaction:
         transaction = self._whole(head.xid, head.step)
         if transaction is None:
             transaction = self._open[head.xid] = OpenTransaction(
@@ -231,14 +234,14 @@ class TransactionBuffer:
         return transaction
 
     @_unless_failed
-    def adopt(self, transaction: OpenTransaction) -> Held:
+    def adopt(self, transaction: OpenTransaction) -> BufferedTransaction:
         """Go on with a transaction that another buffer gave up."""
         self._open[transaction.xid] = transaction
         return self._hold(transaction)
 
-    def _hold(self, transaction: OpenTransaction) -> Held:
+    def _hold(self, transaction: OpenTransaction) -> BufferedTransaction:
         self._spill_what_is_too_much()
-        return Held(
+        return BufferedTransaction(
             transaction.xid,
             transaction.n_rows,
             transaction.n_bytes,

@@ -29,7 +29,7 @@ from xidstream.pipeline.initial_copy.range_reading import RangeReader
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.login import Dsn
-from xidstream.pipeline.postgres.table_holder import Held, TableHolder
+from xidstream.pipeline.postgres.table_holder import HeldSnapshot, TableHolder
 from xidstream.pipeline.postgres.verified_server import VerifiedServer, mark
 from xidstream.pipeline.quantities import human_s
 from xidstream.pipeline.snapshot.key_filter import ranged_filter
@@ -71,7 +71,7 @@ class Comparing:
 
     def group(self, group: Sequence[PublishedSource]) -> None:
         """Hold all of them, wait, and compare each. Raises LogStandsStill, with those finished that could be."""
-        held: list[Held] = []
+        held: list[HeldSnapshot] = []
         try:
             for source in group:
                 self.check()
@@ -88,7 +88,7 @@ class Comparing:
             for each in held:
                 self.holder.release(each.source.relation.relid)
 
-    def _hold(self, source: PublishedSource) -> Held:
+    def _hold(self, source: PublishedSource) -> HeldSnapshot:
         deadline = time.monotonic() + self.settings.timeout_s
 
         def waiting(blockers: Sequence[object]) -> None:
@@ -127,7 +127,7 @@ class Comparing:
                 has_marked = True
             time.sleep(_POLL_S)
 
-    def _placed(self, held: Held) -> tuple[Held, Moment]:
+    def _placed(self, held: HeldSnapshot) -> tuple[HeldSnapshot, Moment]:
         """When the snapshot is, in the log; another snapshot where that cannot be told."""
         name = held.source.name
         if not self.server.is_standby:
@@ -143,7 +143,7 @@ class Comparing:
             f"the standby replayed a change of it while each of {_STANDBY_ATTEMPTS} snapshots was taken"
         )
 
-    def _compared(self, held: Held) -> TableVerification:
+    def _compared(self, held: HeldSnapshot) -> TableVerification:
         name, began_s = held.source.name, time.monotonic()
         try:
             held, moment = self._placed(held)
@@ -200,7 +200,7 @@ class Comparing:
         except Exception as error:
             raise fault_of(error, f"comparing table {rows.shape.table}") from error
 
-    def _wanted_lsn(self, held: Held) -> Lsn:
+    def _wanted_lsn(self, held: HeldSnapshot) -> Lsn:
         return replayed_upto(held.bounds) if self.server.is_standby else held.bounds.valid_from
 
 

@@ -20,7 +20,7 @@ from xidstream.pipeline.changelog.shape import ColumnShape, TableShape, shaped
 from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
 from xidstream.pipeline.log_tables.columns import Conform, place
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.postgres.table_holder import Held
+from xidstream.pipeline.postgres.table_holder import HeldSnapshot
 from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.snapshot.tables import RangeTask, plan_ranges
 from xidstream.pipeline.spark.spark_schemas import spark_schema
@@ -46,7 +46,7 @@ class SourceRows:
 
 def read_source(
     reader: RangeReader,
-    held: Held,
+    held: HeldSnapshot,
     folder: Location,
     key: tuple[str, ...] | None,
     *,

@@ -32,7 +32,7 @@ from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.stream import Cut, PlainBlock, Prepared, TransactionBlock
 from xidstream.pipeline.stream.backlog import Backlog
 from xidstream.pipeline.stream.cut_routing import CutRouting
-from xidstream.pipeline.transactions.buffer_calls import BufferSettings, Held, RawBlock
+from xidstream.pipeline.transactions.buffer_calls import BufferedTransaction, BufferSettings, RawBlock
 from xidstream.pipeline.transactions.known_relations import KnownRelations
 from xidstream.pipeline.transactions.parcels import Parcel
 from xidstream.pipeline.transactions.transaction_buffer import TransactionBuffer
@@ -78,7 +78,7 @@ class LocalBuffers:
         self._spares = spares
         self._steps: dict[Xid, int] = {}
         self._sealed: dict[Xid, Any] = {}
-        self.open: dict[Xid, Held] = {}
+        self.open: dict[Xid, BufferedTransaction] = {}
         self.n_spills = 0
         self.highest_bytes = 0
 
@@ -96,7 +96,7 @@ class LocalBuffers:
         self._note(self._of(xid).adopt(carried))
 
     def add_block(self, cut: TransactionBlock) -> None:
-        self.open.setdefault(cut.xid, Held(cut.xid, 0, 0, 0))
+        self.open.setdefault(cut.xid, BufferedTransaction(cut.xid, 0, 0, 0))
         self._of(cut.xid).parcel.add_block(cut, self._step(cut.xid))
 
     def abort(self, xid: Xid) -> None:
@@ -105,9 +105,9 @@ class LocalBuffers:
     def decode_plain(self, cut: PlainBlock, ticket: int) -> Any:
         assert cut.block is not None
         versions = cut.block.relations.versions
-        untold = self._first.known.call(versions, versions)
+        new_versions = self._first.known.call(versions, versions)
         block = self._carried((cut.block.payload, cut.block.lengths))
-        return self._result(self._first.decode_plain(tuple(versions), untold, block))
+        return self._result(self._first.decode_plain(tuple(versions), new_versions, block))
 
     def prepare(self, cut: Prepared, ticket: int) -> Any:
         return self._result(self._sent(cut.xid).prepare(cut, self._leave(cut.xid)))
@@ -137,15 +137,15 @@ class LocalBuffers:
         if not parcel.heads and not parcel.ends:
             return
         buffer.parcel = Parcel()
-        untold = buffer.known.call(parcel.relation_numbers(), parcel.versions)
+        new_versions = buffer.known.call(parcel.relation_numbers(), parcel.versions)
         blocks = [self._carried(block) for block in parcel.blocks]
-        *sealed, helds = buffer.add_and_commit(parcel.heads, untold, blocks, parcel.ends)
+        *sealed, helds = buffer.add_and_commit(parcel.heads, new_versions, blocks, parcel.ends)
         for end, content in zip(parcel.ends, sealed, strict=True):
             self._sealed[end.end.xid] = self._result(content)
         for held in helds:
             self._note(held)
 
-    def _note(self, held: Held) -> None:
+    def _note(self, held: BufferedTransaction) -> None:
         before = self.open.get(held.xid)
         if before is None:
             return  # it has ended since

@@ -14,9 +14,9 @@ from tests.postgres_fixtures import Database
 from tests.reading_alone import reading_alone
 from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.actors.reader.heartbeat_thread import beating
+from xidstream.actors.reader.heartbeat_thread import heartbeats
 from xidstream.pipeline.errors import EnvironmentFault
-from xidstream.pipeline.postgres.heartbeat import beat, heart
+from xidstream.pipeline.postgres.heartbeat import heartbeat_connection, write_heartbeat
 from xidstream.pipeline.settings.config import Config
 
 pytestmark = pytest.mark.postgres
@@ -43,9 +43,9 @@ def set_up(dsn: str) -> None:
 def test_a_session_that_idles_from_beat_to_beat_is_not_ended_by_the_roles_time_limit(
     database: Database,
 ) -> None:
-    with heart(database.dsn(options="-c idle_session_timeout=300")) as connection:
+    with heartbeat_connection(database.dsn(options="-c idle_session_timeout=300")) as connection:
         time.sleep(1.0)
-        beat(connection)
+        write_heartbeat(connection)
 
 
 def test_heartbeats_move_the_slot_of_a_role_that_may_only_connect_and_come_back_as_transactions(
@@ -57,7 +57,7 @@ def test_heartbeats_move_the_slot_of_a_role_that_may_only_connect_and_come_back_
     config = config_of(database.dsn(user=role))
     confirmed = "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s"
     try:
-        with reading_alone(config) as (slot, sink, _), beating(slot.connection.same_server, 0.2):
+        with reading_alone(config) as (slot, sink, _), heartbeats(slot.connection.same_server, 0.2):
             wait_until(lambda: sink.n_blocks >= 3)
             (before,) = database.execute(confirmed, config.slot)
             sink.go_on()
@@ -71,8 +71,11 @@ def test_a_standby_takes_no_heartbeat_and_says_so(own_postgres: Callable[..., Em
     server = own_postgres()
     (server.data_dir / "standby.signal").touch()
     server.restart()
-    with pytest.raises(EnvironmentFault, match="during recovery"), heart(server.conninfo()) as connection:
-        beat(connection)
+    with (
+        pytest.raises(EnvironmentFault, match="during recovery"),
+        heartbeat_connection(server.conninfo()) as connection,
+    ):
+        write_heartbeat(connection)
 
 
 class Load:
@@ -173,7 +176,7 @@ def test_the_slot_of_an_idle_table_stays_close_behind_a_server_that_writes_a_hun
 ) -> None:
     with busy_server(own_postgres, 100e6) as dsn:
         config = config_of(dsn, status_interval_ms)
-        with reading_alone(config) as (slot, sink, _), beating(slot.connection.same_server, heartbeat_s):
+        with reading_alone(config) as (slot, sink, _), heartbeats(slot.connection.same_server, heartbeat_s):
             sink.go_on()
             watch = Watch(dsn)
             watch.look_for(90)

@@ -13,13 +13,13 @@ import pytest
 from tests.postgres.test_slot_commands import Printed, xidstream
 from tests.postgres_fixtures import Database
 from xidstream.actors.preflight import findings_of
-from xidstream.actors.reader.heartbeat_thread import beating
+from xidstream.actors.reader.heartbeat_thread import heartbeats
 from xidstream.pipeline.account import Window
 from xidstream.pipeline.errors import LoginRefused, PasswordCommandFailed
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import advance_slot, create_slot, describe_slot, drop_slot
-from xidstream.pipeline.postgres.heartbeat import beat, heart
+from xidstream.pipeline.postgres.heartbeat import heartbeat_connection, write_heartbeat
 from xidstream.pipeline.postgres.login import Login, login_of
 from xidstream.pipeline.postgres.opening import connect_slot, slot_settings
 from xidstream.pipeline.postgres.range_copy import RangeCopy
@@ -107,8 +107,8 @@ def test_every_session_gets_a_token_of_its_own(tokens: Tokens) -> None:
     assert calls(lambda: slot_part(login, slot, Window(60.0))) == 1
 
     def one_beat() -> None:
-        with heart(login) as connection:
-            beat(connection)
+        with heartbeat_connection(login) as connection:
+            write_heartbeat(connection)
 
     assert calls(one_beat) == 1
     holder = TableHolder(login, ["p"])
@@ -154,7 +154,7 @@ def test_a_token_that_is_not_taken_is_refused_and_not_shown(tokens: Tokens) -> N
     with pytest.raises(LoginRefused, match="wrong or missing password") as raised:
         describe_slot(wrong, "s")
     assert "hunter2" not in str(raised.value)
-    with pytest.raises(PasswordCommandFailed), heart(Login(tokens.config.dsn, ("false",))):
+    with pytest.raises(PasswordCommandFailed), heartbeat_connection(Login(tokens.config.dsn, ("false",))):
         pass
-    with beating(wrong, 0.1):
-        pass  # a reader goes on without a heart
+    with heartbeats(wrong, 0.1):
+        pass  # a reader goes on without a heartbeat

@@ -29,7 +29,7 @@ from xidstream.pipeline.postgres.admin import (
     sql_connection,
 )
 from xidstream.pipeline.postgres.connection import ReplicationConnection
-from xidstream.pipeline.postgres.heartbeat import beat, heart
+from xidstream.pipeline.postgres.heartbeat import heartbeat_connection, write_heartbeat
 from xidstream.pipeline.postgres.opening import connect_slot
 from xidstream.pipeline.postgres.preflight import server_findings
 from xidstream.pipeline.postgres.range_copy import RangeCopy
@@ -217,8 +217,8 @@ def _of_sql(limited: Limited) -> dict[str, str]:
 
 
 def _of_heart(limited: Limited) -> dict[str, str]:
-    with heart(limited.dsn) as connection:
-        beat(connection)
+    with heartbeat_connection(limited.dsn) as connection:
+        write_heartbeat(connection)
         return _rows(connection.pgconn)
 
 

@@ -24,7 +24,7 @@ from xidstream.pipeline.postgres.admin import Blocker, create_slot
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.opening import slot_settings
 from xidstream.pipeline.postgres.snapshot_sources import survey
-from xidstream.pipeline.postgres.table_holder import Held, TableHolder, take
+from xidstream.pipeline.postgres.table_holder import HeldSnapshot, TableHolder, take
 from xidstream.pipeline.preflight.snapshot_decision import decide_snapshots, with_slot_xmax
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.decision import Decision
@@ -62,7 +62,7 @@ def source_of(database: Database, name: str = "public.t") -> PublishedSource:
     return found
 
 
-def rows_in(database: Database, held: Held, columns: str = "*") -> list[tuple[Any, ...]]:
+def rows_in(database: Database, held: HeldSnapshot, columns: str = "*") -> list[tuple[Any, ...]]:
     """What a reader sees that imports the snapshot, over all leaves."""
     found: list[tuple[Any, ...]] = []
     with database.connect() as reader:
@@ -85,7 +85,7 @@ class Holding:
 
     def __init__(self, holder: TableHolder, source: PublishedSource, **options: Any) -> None:
         self.told: list[tuple[Blocker, ...]] = []
-        self.held: Held | None = None
+        self.held: HeldSnapshot | None = None
         self.error: BaseException | None = None
 
         def hold() -> None:
@@ -97,7 +97,7 @@ class Holding:
         self._thread = threading.Thread(target=hold)
         self._thread.start()
 
-    def result(self) -> Held:
+    def result(self) -> HeldSnapshot:
         self._thread.join(60)
         assert not self._thread.is_alive()
         if self.error is not None:
@@ -166,7 +166,7 @@ def transactions_by_row(table: Database) -> dict[str, Transaction]:
     return {str(each.inserted[0]): each for each in slot_changes(table).transactions if each.inserted}
 
 
-def contained(held: Held, transaction: Transaction) -> bool:
+def contained(held: HeldSnapshot, transaction: Transaction) -> bool:
     return held.bounds.contains(transaction.xid, transaction.commit_lsn)
 
 
@@ -786,7 +786,7 @@ def test_the_lost_row_of_a_transaction_that_wrote_before_the_table_was_published
     assert rows_in(database, hasty) == []
 
     told: list[str] = []
-    done: list[Held] = []
+    done: list[HeldSnapshot] = []
     patient = TableHolder(database.dsn(), ["p"])
     waiting = threading.Thread(
         target=lambda: done.append(

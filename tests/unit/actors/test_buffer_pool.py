@@ -11,12 +11,12 @@ from xidstream.actors.reader.buffer_pool import _Open
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion, ReplicaIdentity
 from xidstream.pipeline.stream import Block, TransactionBlock, UsedRelations
-from xidstream.pipeline.transactions.buffer_calls import Held
+from xidstream.pipeline.transactions.buffer_calls import BufferedTransaction
 
 
 def test_of_the_relations_of_an_open_transaction_the_names_are_kept_and_no_version() -> None:
     """One of ten thousand tables kept the columns of all, for as long as it was open."""
-    opened = _Open(Held(Xid(700), 0, 0, 0))
+    opened = _Open(BufferedTransaction(Xid(700), 0, 0, 0))
     versions = [RelationVersion(i, "public", f"t{i % 2}", ReplicaIdentity.DEFAULT, ()) for i in range(4)]
     kept = [weakref.ref(version) for version in versions]
     for number, version in enumerate(versions):

@@ -18,9 +18,9 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Committed,
     CopySchedule,
     Failed,
-    Held,
     Hold,
     Release,
+    TableHeld,
     Wanted,
 )
 from xidstream.pipeline.initial_copy.retry_backoff import RetryBackoff
@@ -329,7 +329,7 @@ def test_while_a_repair_waits_for_the_log_in_an_idle_database_the_log_is_asked_t
     taking._handle(Wanted(SOURCE, False, REPAIR))
     attempt = taking._course.tables[1].attempt
     assert not taking._waits_for_log
-    taking._handle(Held(1, attempt, SOURCE, "snapshot", BOUNDS, ()))
+    taking._handle(TableHeld(1, attempt, SOURCE, "snapshot", BOUNDS, ()))
     assert taking._waits_for_log and taking._lines.valid_from == BOUNDS.valid_from
     taking._delivered = lambda: (BOUNDS.valid_from.next_record.record_end, Lsn(0))
     taking._look_at_stream()

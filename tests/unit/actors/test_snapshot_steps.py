@@ -33,9 +33,9 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Commit,
     Dropped,
     Failed,
-    Held,
     Hold,
     Release,
+    TableHeld,
 )
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.log_tables.columns import Conform
@@ -43,7 +43,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.postgres.table_holder import Held as SlotHeld
+from xidstream.pipeline.postgres.table_holder import HeldSnapshot
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
@@ -144,9 +144,9 @@ def holds_asked_for(
         Config(slot="orders"), book, tables, lambda _: 0, lambda _: None, lambda _: None, failed.append
     )
 
-    def hold(method: str, source: PublishedSource, wait_for_writers: bool, behind: Lsn) -> SlotHeld:
+    def hold(method: str, source: PublishedSource, wait_for_writers: bool, behind: Lsn) -> HeldSnapshot:
         calls.append(wait_for_writers)
-        return SlotHeld("name", held[len(calls) - 1], source, True)
+        return HeldSnapshot("name", held[len(calls) - 1], source, True)
 
     monkeypatch.setattr(steps._actors, "hold", hold)
     steps._watched(steps._hold, Hold(source, 3, waits), 7)
@@ -219,11 +219,11 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
     steps = SnapshotSteps(
         Config(slot="orders"), book, Tables(), lambda _: 1, lambda _: None, reported.append, reported.append
     )
-    held = SlotHeld("snapshot", BOUNDS, source_of(7), by_range=True)
+    held = HeldSnapshot("snapshot", BOUNDS, source_of(7), by_range=True)
     monkeypatch.setattr(steps._actors, "hold", lambda method, *_: held if method == "hold" else None)
     steps._watched(steps._hold, Hold(source_of(7), 3, False), 7)
     steps._watched(steps._commit, Commit(source_of(7), BOUNDS, 3, (), 0), 7)
-    assert [type(event) for event in reported] == [Held, Failed]
+    assert [type(event) for event in reported] == [TableHeld, Failed]
     assert book.unfinished([]) == [] and read_taken(storage, LAYOUT) == []
     steps._release(Release(7, discarded=3))
     assert done[-1] == ("discard", target)

@@ -236,7 +236,7 @@ def test_the_commit_of_a_run_that_died_before_it_was_on_disk_is_there_when_the_t
 ) -> None:
     writer = opened(location)
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaTableWriter, "_refresh", _die)
+        patch.setattr(DeltaTableWriter, "refresh", _die)
         with pytest.raises(KeyboardInterrupt):
             writer.commit(written(location, 20, "a"), {APP: 20})
     DeltaTable(location.uri).alter.add_columns(
@@ -465,14 +465,14 @@ def test_what_others_commit_right_behind_a_commit_of_ours_is_looked_at_before_th
     writer = opened(location)
     writer.describe(ABOUT, [since(20)])
     other = dataclasses.replace(RELATION, replica_identity=ReplicaIdentity.FULL)
-    refresh = DeltaTableWriter._refresh
+    refresh = DeltaTableWriter.refresh
 
     def late(self: DeltaTableWriter) -> None:
         monkeypatch.undo()
         opened(location).describe(ABOUT, [since(40, other)])
         refresh(self)
 
-    monkeypatch.setattr(DeltaTableWriter, "_refresh", late)
+    monkeypatch.setattr(DeltaTableWriter, "refresh", late)
     commit(writer, location, 30, "a")
     writer.describe(ABOUT, [since(50)])
     assert [lsn for lsn, _ in recorded(location)] == [20, 40, 50]

@@ -19,12 +19,12 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     CopySchedule,
     Dropped,
     Failed,
-    Held,
     Hold,
     RangeRead,
     Read,
     ReaderLost,
     Release,
+    TableHeld,
     TableState,
     Wanted,
 )
@@ -47,10 +47,10 @@ def _source(relid: int, n_mib: int = 1) -> PublishedSource:
     return PublishedSource(relation, f"table:{relid}", None, (leaf,))
 
 
-def _held(hold: Hold) -> Held:
+def _held(hold: Hold) -> TableHeld:
     source = hold.source
     ranges = plan_ranges(source.leaves, by_range=True, range_bytes=MIB)
-    return Held(source.relation.relid, hold.attempt, source, f"snapshot-{hold.attempt}", BOUNDS, ranges)
+    return TableHeld(source.relation.relid, hold.attempt, source, f"snapshot-{hold.attempt}", BOUNDS, ranges)
 
 
 def _read(read: Read) -> RangeRead:

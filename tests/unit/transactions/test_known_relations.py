@@ -26,9 +26,11 @@ def test_a_buffer_has_each_version_that_a_call_needs_whatever_was_forgotten(limi
     for _ in range(2_000):
         blocks = [chosen.sample(range(40), chosen.randrange(4)) for _ in range(chosen.randrange(1, 4))]
         numbers = [number for block in blocks for number in block]
-        untold = pool.call(numbers, {number: version(number) for number in numbers})
-        n_told, n_used = n_told + len(untold), n_used + len(set(numbers))
-        assert buffer.call(numbers, pickle.loads(pickle.dumps(untold))).keys() == untold.keys(), seed
+        new_versions = pool.call(numbers, {number: version(number) for number in numbers})
+        n_told, n_used = n_told + len(new_versions), n_used + len(set(numbers))
+        assert buffer.call(numbers, pickle.loads(pickle.dumps(new_versions))).keys() == new_versions.keys(), (
+            seed
+        )
         for block in blocks:
             assert buffer.relations(block) == {1000 + n: version(n) for n in block}, f"seed {seed}"
     if limit == 1 << 20:
@@ -40,9 +42,9 @@ def test_a_buffer_has_each_version_that_a_call_needs_whatever_was_forgotten(limi
 def test_ten_thousand_tables_in_one_call_are_all_there_for_it_and_not_kept_beyond_the_limit() -> None:
     pool, buffer = KnownRelations(), KnownRelations()
     versions = {n: version(n) for n in range(10_000)}
-    untold = pool.call(versions, versions)
-    buffer.call(versions, untold)
-    assert len(untold) == len(buffer.relations(versions)) == 10_000
+    new_versions = pool.call(versions, versions)
+    buffer.call(versions, new_versions)
+    assert len(new_versions) == len(buffer.relations(versions)) == 10_000
     for known in (pool, buffer):
         known.call([10_000], {10_000: version(10_000)})
         assert known._versions.weight <= (16 << 10) + version(10_000).weight
@@ -54,6 +56,6 @@ def test_ten_thousand_tables_in_one_call_are_all_there_for_it_and_not_kept_beyon
 def test_a_call_that_was_lost_is_noticed_by_the_first_that_builds_on_it() -> None:
     pool, buffer = KnownRelations(), KnownRelations()
     pool.call([1], {1: version(1)})  # lost on its way
-    untold = pool.call([1, 2], {1: version(1), 2: version(2)})
+    new_versions = pool.call([1, 2], {1: version(1), 2: version(2)})
     with pytest.raises(ComponentLost, match="version 1 of a relation"):
-        buffer.call([1, 2], untold)
+        buffer.call([1, 2], new_versions)
