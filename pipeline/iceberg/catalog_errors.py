@@ -5,7 +5,8 @@
 - It *lets nobody in* with these credentials, or there are none: PreconditionMissing. To repeat that cannot help, and a
   run that waited would hold the server's WAL. A token that has run out is here, too: where tokens are renewed by
   themselves, the driver has done so before.
-- All else (an input that it takes for wrong, a limit of an account) is left as it is, and stops the run.
+- A REST catalog *takes a request for invalid*: SinkFailed. One known reason is a server that wants field ids in files.
+- All else (a limit of an account, an input that Glue takes for wrong) is left as it is, and stops the run.
 
 Whether a commit has been made is no question of this module: after each of these errors a run reads the watermarks.
 
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from xidstream.pipeline.errors import PreconditionMissing, StorageFault, XidstreamError
+from xidstream.pipeline.errors import PreconditionMissing, SinkFailed, StorageFault, XidstreamError
 
 _DOWN: Final = frozenset(
     {
@@ -56,6 +57,8 @@ _NOT_LET_IN: Final = frozenset(
         "UnauthorizedError",
     }
 )
+_INVALID: Final = frozenset({"BadRequestError", "RESTError"})
+"""These classes themselves: others of REST are made from them."""
 _BUSY_CODES: Final = frozenset(
     {
         "FederationSourceRetryableException",
@@ -95,8 +98,8 @@ _DENIED_CODES: Final = frozenset(
 
 @contextmanager
 def answering(what: str) -> Iterator[None]:
-    """Raise StorageFault or PreconditionMissing, as the module says, for what the catalog of ``what`` did. Other errors
-    pass."""
+    """Raise StorageFault, PreconditionMissing or SinkFailed, as the module says, for what the catalog of ``what`` did.
+    Other errors pass."""
     try:
         yield
     except Exception as error:
@@ -114,6 +117,12 @@ def _fault_of(what: str, error: Exception) -> XidstreamError | None:
         return StorageFault(f"the catalog of {what} does not answer ({type(error).__name__})")
     if names & _NOT_LET_IN:
         return _denied(what, type(error).__name__)
+    if type(error).__name__ in _INVALID:
+        return SinkFailed(
+            f"the catalog of {what} takes a request for invalid ({type(error).__name__})",
+            remedy="the catalog's own log says why; a server that takes no files without field ids cannot be used "
+            "(docs/iceberg.md)",
+        )
     if "ClientError" in names:
         answer: dict[str, Any] = getattr(error, "response", {})
         code = str(answer.get("Error", {}).get("Code", ""))

@@ -12,7 +12,7 @@ from botocore.stub import Stubber
 from pyiceberg.catalog.glue import GlueCatalog
 
 from tests.unit.iceberg.test_iceberg_table import SLOT, ids, table_of, written
-from xidstream.pipeline.errors import PreconditionMissing, StorageFault
+from xidstream.pipeline.errors import PreconditionMissing, SinkFailed, StorageFault
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.iceberg.catalog_errors import answering
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
@@ -126,3 +126,16 @@ def test_a_glue_that_is_not_there_is_a_fault_that_passes_and_no_credentials_are_
 def test_a_rest_catalog_that_lets_nobody_in_ends_the_run_with_a_remedy(name: str) -> None:
     with pytest.raises(PreconditionMissing, match=name), answering("iceberg:prod/shop"):
         raise getattr(pyiceberg.exceptions, name)("hunter2")
+
+
+@pytest.mark.parametrize("name", ["RESTError", "BadRequestError"])
+def test_a_rest_catalog_that_takes_a_request_for_invalid_is_said_to_know_why(name: str) -> None:
+    with pytest.raises(SinkFailed, match=f"for invalid .{name}") as error, answering("iceberg:prod/shop"):
+        raise getattr(pyiceberg.exceptions, name)("hunter2")
+    assert "field ids" in error.value.remedy and "hunter2" not in str(error.value)
+
+
+def test_a_table_that_is_not_there_and_a_lost_race_are_no_faults() -> None:
+    for name in ("NoSuchTableError", "NoSuchNamespaceError", "CommitFailedException"):
+        with pytest.raises(getattr(pyiceberg.exceptions, name)), answering("iceberg:prod/shop"):
+            raise getattr(pyiceberg.exceptions, name)("it")
