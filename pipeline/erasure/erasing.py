@@ -32,6 +32,11 @@ erasure is finished when nothing of all this is there. Files that were replaced 
 ``delta_file_retention`` for the log, ``mirror_retention`` for base tables; or go at once where a person says that no
 reader is at work (``at_once``).
 
+**States that go.** Where the log is not cut, a state that came from an older version of the base table is folded from
+the log then. Where it is cut behind such a version (``log_retention``), the version was all that there was: the states
+up to the next start are refused for all keys, and ``tell`` says so. To write these versions anew, without the rows, was
+put off: each would be a table of its own, which this erasure, the next one and the vacuum would all have to look into.
+
 **Again and again.** Each step looks at what is there, and does what is left to do. So a command that was killed
 anywhere is given again, with its ID or with another one, and ends in the same state.
 
@@ -135,6 +140,7 @@ def erase(
         f"table {label}: erasing {record.n_keys} keys up to LSN {record.upto_lsn} (erasure {record.id})"
     )
     _wait(places, record.upto_lsn, settings)
+    oldest = log.oldest_lsn(label)
     try:
         done = erase_rows(
             found.location, label, log.application_id, keys, int(record.upto_lsn), settings.check
@@ -143,6 +149,7 @@ def erase(
         copies, cleared = _copies(places, label, keys, record, settings)
     except Exception as error:
         raise fault_of(error, f"erasing from table {label}") from error
+    _tell_states(log, label, oldest, settings)
     record = replace(
         record,
         n_rows=record.n_rows + done.n_rows,
@@ -198,6 +205,20 @@ def _check_server(log: SlotLog, layout: Layout) -> None:
             f"{layout.slot} of the server {layout.system_identifier}",
             remedy="give --dsn, --slot and --sink of the same run",
         )
+
+
+def _tell_states(log: ChangeLog, label: str, before: Lsn | None, settings: ErasureSettings) -> None:
+    """Tell of states that the log answered from older versions of the base table alone, and does not any more."""
+    oldest = log.oldest_lsn(label)
+    if before is None or (oldest is not None and oldest <= before):
+        return
+    now_from = (
+        "no state can be read before the next refresh or snapshot" if oldest is None else f"from {oldest} on"
+    )
+    settings.tell(
+        f"table {label}: its states from {before} on came from older versions of the base table, which had the rows, "
+        f"and from a log that is cut; what can be read now: {now_from}"
+    )
 
 
 def _wait(places: Places, upto: Lsn, settings: ErasureSettings) -> None:

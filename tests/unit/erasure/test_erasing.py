@@ -19,6 +19,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from tests.unit.delta.test_erased_rows import LABEL, SLOT, Table, change, listed, read
 from tests.unit.mirror.bases import PlainMirror
+from tests.unit.sinks import test_log_shortening
 from tests.unit.storage.test_journal_file import transaction_rows, unit
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline.changelog.change_log import ChangeLog
@@ -277,3 +278,32 @@ def test_one_that_was_killed_anywhere_is_given_again_and_ends_in_the_same_state(
     assert done.erased_at is not None and json.dumps(done.to_json())
     killed.erase(settings=replace(SETTINGS, at_once=True))
     assert killed.ids_on_disk() == {2, 3}
+
+
+@pytest.mark.parametrize("retention", ["base", ""])
+def test_states_that_came_from_older_base_tables_of_a_cut_log_are_told_and_those_of_a_whole_log_stay(
+    tmp_path: Path, retention: str
+) -> None:
+    made = test_log_shortening.Root(Location.parse(str(tmp_path / "delta")))
+    made.snapshot(1, 100, 40, test_log_shortening.truth(0))
+    for lsn in range(150, 2_051, 100):
+        made.commit(lsn)
+    made.prove(2_050)
+    mirror = PlainMirror(made.root, [test_log_shortening.TABLE])
+    mirror.refresh(800)
+    mirror.refresh(1200)
+    made.shorten(retention)
+    storage, told = Storage(str(tmp_path / "storage")), list[str]()
+    write_progress(storage, LAYOUT, Lsn(5000))
+    places = Places(made.log, storage, LAYOUT)
+    asked = ErasureRecord("t-1", "", 0, UPTO, now(), "somebody@here", "asked for")
+    erase(
+        places, test_log_shortening.TABLE, parse_keys(["id = 1"]), asked, replace(SETTINGS, tell=told.append)
+    )
+    lost = [text for text in told if "older versions of the base table" in text]
+    if not retention:
+        assert lost == [] and made.log.oldest_lsn(test_log_shortening.TABLE) == 100
+        return
+    assert made.log.oldest_lsn(test_log_shortening.TABLE) == 1200
+    (text,) = lost
+    assert "its states from 0/320 on" in text and text.endswith("what can be read now: from 0/4B0 on")
