@@ -11,7 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyarrow import fs
 
+from tests.s3_server import counted_s3
 from tests.typed_table import LINES, ROWS, make_base_tables
 
 PAGE = Path(__file__).parents[3] / "docs" / "recipes.md"
@@ -37,7 +39,9 @@ def run(name: str, **names: Any) -> dict[str, Any]:
 
 
 def test_every_recipe_of_the_page_has_a_test() -> None:
-    assert set(EXAMPLES) == {*TO_ARROW, "moment", "ray"}, "tests/ray/test_ray_data.py runs that of Ray"
+    assert set(EXAMPLES) == {*TO_ARROW, "moment", "ray", "store"}, (
+        "tests/ray/test_ray_data.py runs that of Ray"
+    )
 
 
 def test_the_manifest_names_the_versions_of_one_moment(uri: str) -> None:
@@ -75,3 +79,26 @@ def test_an_engine_reads_the_version_that_it_is_given(uri: str, engine: str) -> 
     for n_lines in (1, 2):
         found = run(engine, path=path, version=version + n_lines - 2)["orders"]
         assert sorted(TO_ARROW[engine](found)["id"].to_pylist()) == list(range(1, n_lines + 1))
+
+
+def test_engines_find_it_in_a_store_of_ones_own_too(uri: str) -> None:
+    path, version = run("moment", uri=uri)["moment"]["public.orders"]
+    with counted_s3() as store:
+        endpoint = store.options["AWS_ENDPOINT_URL"]
+        there = fs.S3FileSystem(
+            endpoint_override=endpoint.partition("//")[2],
+            scheme="http",
+            region="us-east-1",
+            access_key="key",
+            secret_key="secret",
+        )
+        place = f"{store.uri}/current/public.orders"
+        fs.copy_files(path, place.partition("//")[2], destination_filesystem=there)
+        found = run("store", path=place, version=version, endpoint=endpoint, key_id="key", secret="secret")
+        tables = [
+            found["by_deltalake"],
+            TO_ARROW["polars"](found["by_polars"]),
+            TO_ARROW["duckdb"](found["by_duckdb"]),
+        ]
+        for table in tables:
+            assert sorted(table.to_pylist(), key=lambda row: int(row["id"])) == ROWS
