@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.no_pandas import skip_pandas_import
-from xidstream.actors.runtime.object_store import put_arrow
+from xidstream.actors.runtime.object_store import hold_arrow
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.pipeline.account.model import ProcessPart
 from xidstream.pipeline.settings.file_modes import choose_for_process
@@ -27,7 +27,7 @@ class XidBuffer(TransactionBuffer):
         skip_pandas_import()
         choose_for_process(settings.storage_mode)
         pa.set_memory_pool(pa.system_memory_pool())
-        super().__init__(settings, put_arrow)
+        super().__init__(settings, hold_arrow)
 
     def pid(self) -> int:
         return os.getpid()

@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from xidstream.pipeline.commits.changes import Changes
 from xidstream.pipeline.commits.journaling import Journaling
 from xidstream.pipeline.commits.order import CommitOrder
 from xidstream.pipeline.commits.prepared import FinishedPrepares
@@ -44,7 +45,7 @@ class _Told(NamedTuple):
 
 
 class Confirming:
-    """``changed`` is the sequencer's condition."""
+    """``changed``: what the sequencer's loops wait for."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Confirming:
         journaling: Journaling,
         finished: FinishedPrepares,
         tell_reader: TellReader,
-        changed: asyncio.Condition,
+        changed: Changes,
         threads: MakeThreads = own_threads,
     ) -> None:
         self._order = order
@@ -115,7 +116,7 @@ class Confirming:
 
     async def confirm_forever(self) -> None:
         while True:
-            await self._until_due()
+            await self._changed.until(self._due_in_s)
             self._is_pressing = False
             told, delivered_lsn = self._to_tell(), self._order.delivered_lsn
             if told.confirmed_lsn > self.confirmed_lsn or told[3:] != self._told[3:]:
@@ -125,16 +126,7 @@ class Confirming:
             await self._tell_reader(told.confirmed_lsn, told.done_ticket, told.free_ticket)
             reach("confirmed")
             self.confirmed_lsn, self.delivered_lsn, self._told = told.confirmed_lsn, delivered_lsn, told
-            async with self._changed:
-                self._changed.notify_all()
-
-    async def _until_due(self) -> None:
-        async with self._changed:
-            while (due_in_s := self._due_in_s()) != 0:
-                try:
-                    await asyncio.wait_for(self._changed.wait(), due_in_s)
-                except asyncio.TimeoutError:
-                    pass  # it is due now
+            self._changed.notify()
 
     def _due_in_s(self) -> float | None:
         """None as long as there is nothing to tell."""

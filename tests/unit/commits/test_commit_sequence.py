@@ -461,7 +461,7 @@ def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
         ]
         made._confirming.begin(lambda work: waiting.append(asyncio.ensure_future(work)))
         await asyncio.sleep(0.01)
-        await made._tasks.notify()
+        made._changed.notify()
         for _ in range(turns):
             await asyncio.sleep(0)
         await made.batch_done(batch.number, 0)

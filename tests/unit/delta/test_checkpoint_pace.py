@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -87,8 +88,14 @@ def test_files_are_listed_when_there_may_be_many_small_ones_and_not_for_each_com
     location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = opened(location)
-    listed, files = [], writer.files
-    monkeypatch.setattr(writer, "files", lambda: listed.append(writer.version) or files())
+    listed: list[int] = []
+    files = writer.files
+
+    def noted() -> pa.Table:
+        listed.append(writer.version)
+        return files()
+
+    monkeypatch.setattr(writer, "files", noted)
     for lsn in range(1, 33):
         commit(writer, location, lsn)
     # Eight of the larger class may have come by then. That of the small ones has its 32 at once, too.
