@@ -35,7 +35,7 @@ def put_arrow(table: pa.Table) -> ray.ObjectRef:
 
 
 def hold_arrow(table: pa.Table) -> ray.ObjectRef | bytes:
-    """As ``put_arrow``, or the stream itself where it is small."""
+    """Like ``put_arrow``. What is small stays a stream, and is returned."""
     stream = _stream_of(table)
     return stream if len(stream) <= HELD_BYTES else ray.put(stream)
 

@@ -78,7 +78,7 @@ def many_small(files: pa.Table, lsn_column: str, classes: Sequence[SizeClass] | 
 def fewest_to_come(files: pa.Table) -> int:
     """How many files must be added at least before ``many_small`` finds some. To list all of a table for each commit
     costs more than a tenth of the commit."""
-    return min(many - fitting.num_rows for many, fitting in _by_class(files))
+    return min(many - int(fitting.num_rows) for many, fitting in _by_class(files))
 
 
 def _by_class(files: pa.Table, classes: Sequence[SizeClass] | None = None) -> Iterator[tuple[int, pa.Table]]:
