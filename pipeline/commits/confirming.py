@@ -6,8 +6,8 @@ prepared transactions at once, and files of the journal that were delivered when
 nobody is to wait for that. The tables that are parked are in the same record, with the counts that belong to its
 position.
 
-What the sink or the journal has moved is recorded at once. A position that moves alone waits for a moment
-(``RecordPace``), unless the end of the run waits for it.
+What the journal has moved is recorded at once. What a log has taken, and a position that moves alone, wait for a moment
+(``RecordPace``), unless the end of the run waits for them.
 
 Each record is of one moment of the order. While it is written, the order moves on, and the next record has all of that.
 Records have a thread of their own (``threads``).
@@ -24,7 +24,7 @@ from xidstream.pipeline.commits.changes import Changes
 from xidstream.pipeline.commits.journaling import Journaling
 from xidstream.pipeline.commits.order import CommitOrder
 from xidstream.pipeline.commits.prepared import FinishedPrepares
-from xidstream.pipeline.commits.record_pace import RecordPace
+from xidstream.pipeline.commits.record_pace import Moved, RecordPace
 from xidstream.pipeline.commits.removing import Removing
 from xidstream.pipeline.commits.slot_storage import SlotStorage
 from xidstream.pipeline.commits.threads import MakeThreads, own_threads
@@ -56,7 +56,10 @@ class Confirming:
         tell_reader: TellReader,
         changed: Changes,
         threads: MakeThreads = own_threads,
+        *,
+        sink_remembers: bool = False,
     ) -> None:
+        """``sink_remembers``: as ``RecordPace`` has it."""
         self._order = order
         self._storage = storage
         self._journaling = journaling
@@ -67,8 +70,8 @@ class Confirming:
         """Removes files of the journal that no record names any more."""
         self._recorder = threads(1, "record")
         """The thread that writes records."""
-        self._pace = RecordPace()
-        """How long a position that moves alone waits."""
+        self._pace = RecordPace(remembers=sink_remembers)
+        """How long what has moved waits."""
         self._is_pressing = self._is_ending = False
         """Whether the sink has just done something; whether the run stops."""
         self._recording_since_s: float | None = None
@@ -87,7 +90,7 @@ class Confirming:
         spawn(self._removing.remove_forever())
 
     def press(self) -> None:
-        """The sink has done something: it is recorded at once."""
+        """The sink has done something: its record is not that of a position alone."""
         self._is_pressing = True
 
     def end(self) -> None:
@@ -133,9 +136,10 @@ class Confirming:
         told = self._to_tell()
         if told == self._told:
             return None
-        is_moved = self._is_pressing or told[3:] != self._told[3:]
-        is_alone = not (is_moved or self._is_ending or self._is_reaching_target(told))
-        return self._pace.due_in_s(time.monotonic(), is_position_alone=is_alone)
+        moved = Moved.SINK if self._is_pressing else Moved.POSITION
+        if told[3:] != self._told[3:] or self._is_ending or self._is_reaching_target(told):
+            moved = Moved.NOW
+        return self._pace.due_in_s(time.monotonic(), moved)
 
     def _is_reaching_target(self, told: _Told) -> bool:
         if self.awaited_lsn is None:
