@@ -145,6 +145,7 @@ class CommitSequence:
             tell_reader,
             self._changed,
             self._threads,
+            sink_remembers=self._config.sink_kind.is_log,
         )
         self._confirming.awaited_lsn = target_lsn
         self._is_open = True
@@ -207,13 +208,10 @@ class CommitSequence:
             self._order.add_unit(
                 ticket, cut.first_commit_lsn, cut.last_commit_lsn, cut.end_lsn, cut.n_transactions
             )
-            self._tasks.spawn(self._fill_from(ticket, entry.result))
+            self._fill_with(ticket, entry.result)
         elif isinstance(cut, Committed):
             self._add_transaction(ticket, cut.end)
-            if entry.result is not None:
-                self._tasks.spawn(self._fill_from(ticket, entry.result))
-            else:
-                self._fill(ticket, nothing(cut.end))
+            self._fill_with(ticket, nothing(cut.end) if entry.result is None else entry.result)
         elif isinstance(cut, Prepared):
             self._order.add_hold(ticket, cut.end_lsn, xid=cut.xid)
             self._tasks.spawn(self._prepare_from(ticket, entry.result))
@@ -245,6 +243,13 @@ class CommitSequence:
         )
 
     # -- from buffers ----------------------------------------------------------------------------------
+
+    def _fill_with(self, ticket: int, result: Any) -> None:
+        """``result``: a ``Sealed``, or an awaitable of one."""
+        if isinstance(result, Sealed):
+            self._fill(ticket, result)
+        else:
+            self._tasks.spawn(self._fill_from(ticket, result))
 
     async def _fill_from(self, ticket: int, ref: Any) -> None:
         self._fill(ticket, await ref)
