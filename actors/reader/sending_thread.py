@@ -30,6 +30,9 @@ _LOOK_INTERVAL_S = 0.01
 _IDLE_INTERVAL_S = 0.05
 """Where so little is in flight that nobody waits for its credit."""
 _LITTLE_BYTES = 64 << 10
+_TRICKLE_INTERVAL_S = 0.1
+"""Where little waits for the sink, too."""
+_TRICKLE_BYTES = 1 << 20
 _REST_INTERVAL_S = 0.25
 """Where nothing is in flight, or waits for the sink, and nothing was sent for a while. What comes wakes this thread."""
 _RESTS_AFTER_S = 1.0
@@ -157,10 +160,13 @@ class SendingThread:
 
     def _interval_s(self, now_s: float) -> float:
         """How long the next look waits."""
-        if self._pool.in_flight_bytes >= _LITTLE_BYTES:
+        in_flight_bytes, backlog_bytes = self._pool.in_flight_bytes, self._sender.backlog_bytes
+        if in_flight_bytes >= _LITTLE_BYTES:
             return _LOOK_INTERVAL_S
-        is_resting = not (self._pool.in_flight_bytes or self._sender.backlog_bytes)
-        return _REST_INTERVAL_S if is_resting and now_s - self._sent_s > _RESTS_AFTER_S else _IDLE_INTERVAL_S
+        if backlog_bytes >= _TRICKLE_BYTES:
+            return _IDLE_INTERVAL_S
+        is_resting = not (in_flight_bytes or backlog_bytes) and now_s - self._sent_s > _RESTS_AFTER_S
+        return _REST_INTERVAL_S if is_resting else _TRICKLE_INTERVAL_S
 
 
 def _bytes_of(cuts: Sequence[Cut]) -> int:

@@ -217,3 +217,5 @@ def test_looks_are_as_far_apart_as_nothing_waits_for_them(running: Running) -> N
     assert sending._interval_s(1010.0) > soon_s
     sender.backlog_bytes = 1
     assert sending._interval_s(1010.0) == soon_s, "the sink has not taken it yet"
+    sender.backlog_bytes = 1 << 20
+    assert sending._interval_s(1010.0) < soon_s, "what the sink takes gives credit, too"
