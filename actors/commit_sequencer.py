@@ -15,10 +15,11 @@ from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.commits.commit_sequence import CommitSequence
-from xidstream.pipeline.exchange import Opened
+from xidstream.pipeline.exchange import Opened, Sealed
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.file_modes import choose_for_process
+from xidstream.pipeline.stream.cut_routing import TicketedCut
 
 
 class CommitSequencer(CommitSequence):
@@ -30,6 +31,10 @@ class CommitSequencer(CommitSequence):
     async def open(self, reader: Any, opened: Opened, target_lsn: Lsn | None, has_sink: bool = True) -> None:
         """``CommitSequence.open`` with the handle of the reader."""
         await super().open(reader.feedback.remote, opened, target_lsn, has_sink)
+
+    async def submit_with(self, entry: TicketedCut, content: Sealed) -> int:
+        """``CommitSequence.submit`` of one entry with its content."""
+        return await self.submit([dataclasses.replace(entry, result=content)])
 
     async def account(self) -> SequencerReport | None:
         """``CommitSequence.account`` with this process."""

@@ -7,16 +7,19 @@ object store belongs to this process and is gone when the process ends.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import pyarrow as pa
 
 from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.no_pandas import skip_pandas_import
-from xidstream.actors.runtime.object_store import put_arrow
+from xidstream.actors.runtime.object_store import hold_arrow
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.pipeline.account.model import ProcessPart
+from xidstream.pipeline.exchange import Sealed
+from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.settings.file_modes import choose_for_process
-from xidstream.pipeline.transactions.buffer_calls import BufferSettings
+from xidstream.pipeline.transactions.buffer_calls import BufferSettings, RawBlock
 from xidstream.pipeline.transactions.transaction_buffer import TransactionBuffer
 
 
@@ -27,7 +30,13 @@ class XidBuffer(TransactionBuffer):
         skip_pandas_import()
         choose_for_process(settings.storage_mode)
         pa.set_memory_pool(pa.system_memory_pool())
-        super().__init__(settings, put_arrow)
+        super().__init__(settings, hold_arrow)
+
+    def decode_and_tell(
+        self, numbers: tuple[int, ...], untold: Mapping[int, RelationVersion], block: RawBlock
+    ) -> tuple[Sealed, None]:
+        """``decode_plain``, and that it is done: the reader need not read the content to see that."""
+        return self.decode_plain(numbers, untold, block), None
 
     def pid(self) -> int:
         return os.getpid()

@@ -1,7 +1,8 @@
 """All that crosses processes: the shapes of what reader, buffers, sequencer and driver give each other.
 
 Frozen values, picklable, small: rows never travel in them, only names of segments and opaque references to
-Arrow bytes (``ArrowRef``: a Ray ObjectRef in production, anything in a test; this package does not look).
+Arrow bytes (``ArrowRef``: a Ray ObjectRef in production, or the bytes where they are few; anything in a test; this
+package does not look).
 
 A *release unit* (``Released``) is what has one place in commit order: one transaction block's transaction,
 or one plain block of many small transactions. A *batch* is consecutive release units.

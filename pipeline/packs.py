@@ -9,8 +9,8 @@ Buffers make packs (``UnitParts``). The driver takes from them what it needs of 
 executors read an object as one stream of one schema. A unit of few tables has no packs: there, an object for each part
 lets the executors read what the buffer stored, and the driver touches no row.
 
-Rejected: parts by value inside ``Sealed``. Reader, sequencer and driver each would unpickle the rows of all tables, and
-the sequencer would keep them until the sink has them.
+Rejected: all parts by value inside ``Sealed``. Reader, sequencer and driver each would unpickle the rows of all tables,
+and the sequencer would keep them until the sink has them. Of few tables, and few rows, that costs less than an object.
 """
 
 from __future__ import annotations

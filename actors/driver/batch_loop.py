@@ -1,4 +1,4 @@
-"""The Spark driver's loop: it pulls a batch, gives it to the sink, and reports it done.
+"""The Spark driver's loop: it pulls a batch, gives it to the sink, and reports it done with the next pull.
 
 It runs on a thread of the process that has the Spark session: the driver actor, or the user's own process. Pulling
 gives the backpressure. Reporting a batch only after the sink has returned gives the guarantee: the next epoch
@@ -112,6 +112,8 @@ class BatchLoop:
         self.history = history or BatchHistory()
         self._is_claimed = self._has_claimed = False
         self._staged: StagedSnapshots | None = None
+        self._done: int | None = None
+        """The batch that the sink has and that the next pull reports."""
 
     def stop(self) -> None:
         """End ``run`` when the batch in hand is written. That batch is not reported any more."""
@@ -132,7 +134,10 @@ class BatchLoop:
             if spark is not None and not reads_ray_objects(spark):
                 self._frames = StoredFrames(self._storage, self._layout(tenure))
             while not self._stop.is_set():
-                batch = self._call("next_batch", _PULL_WAIT_S, tenure.loop)
+                done, self._done = self._done, None
+                batch = self._call("next_batch", _PULL_WAIT_S, tenure.loop, done)
+                if done is not None:
+                    reach("batch_reported")
                 if self._stop.is_set():
                     return
                 if batch is None:
@@ -235,8 +240,7 @@ class BatchLoop:
         if self._stop.is_set():
             self.history.dropped()
             return
-        self._call("batch_done", batch.number, tenure.loop)
-        reach("batch_reported")
+        self._done = batch.number
         self._count(batch)
         self._frames.forget()
 

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import ray
 
-from xidstream.actors.runtime.object_store import get_arrow, put_arrow
+from xidstream.actors.runtime.object_store import as_object, get_arrow, put_arrow
+from xidstream.pipeline.exchange import ArrowRef
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def read_object(ref: ray.ObjectRef) -> Iterator[pa.RecordBatch]:
+def read_object(ref: ArrowRef) -> Iterator[pa.RecordBatch]:
     """The record batches of one stored stream, in this process. Raises ComponentLost where its owner has ended."""
     yield from get_arrow(ref).to_batches()
 
@@ -49,9 +50,18 @@ def object_store_frame(spark: SparkSession, schema: pa.Schema, refs: Sequence[ra
 class ObjectStoreFrames:
     """What ``SinkBatch`` asks for, of a RayDP session. Ray frees the objects when nobody names them any more."""
 
-    frame = staticmethod(object_store_frame)
     read = staticmethod(read_object)
     put = staticmethod(put_arrow)
 
+    def __init__(self) -> None:
+        self._made: list[ray.ObjectRef] = []
+
+    def frame(self, spark: SparkSession, schema: pa.Schema, refs: Sequence[ArrowRef]) -> DataFrame:
+        """``object_store_frame``. What came by value becomes an object here, for as long as the batch."""
+        objects = [as_object(ref) for ref in refs]
+        self._made += objects
+        return object_store_frame(spark, schema, objects)
+
     def forget(self) -> None:
-        """Nothing was stored."""
+        """The batch is reported."""
+        self._made = []

@@ -22,12 +22,11 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import ray
 
-from xidstream.actors.runtime.ray_errors import unwrap
+from xidstream.actors.runtime.object_store import stream_in
 from xidstream.pipeline.exchange import ArrowRef
 from xidstream.pipeline.log_tables.batch_parts import group_by_bytes
 from xidstream.pipeline.spark.executor_tasks import GivenRows, StoredRows
@@ -94,13 +93,7 @@ class StoredFrames:
 
 
 def _stream(ref: ArrowRef) -> bytes:
-    if isinstance(ref, bytes):
-        return ref
-    try:
-        content: Any = ray.get(ref)
-    except Exception as error:
-        raise unwrap(error, "xid buffer") from error
-    return bytes(content)
+    return bytes(stream_in(ref))
 
 
 def _joined(streams: Sequence[bytes], schema: pa.Schema) -> bytes:

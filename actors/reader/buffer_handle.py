@@ -52,15 +52,16 @@ class BufferHandle:
         *sealed, held = add_and_commit.remote(parcel.heads, new_versions, blocks, parcel.ends)
         return parcel, held, dict(zip((each.end.xid for each in parcel.ends), sealed, strict=True))
 
-    def decode_plain(self, block: Block) -> ray.ObjectRef:
-        """``block`` is of whole small transactions. Returns the reference to its ``Sealed``."""
+    def decode_plain(self, block: Block) -> tuple[ray.ObjectRef, ray.ObjectRef]:
+        """``block`` is of whole small transactions. Returns the references to its ``Sealed``, and to the end of the
+        call."""
         versions = block.relations.versions
-        result: ray.ObjectRef = self.actor.decode_plain.remote(
+        sealed, ended = self.actor.decode_and_tell.options(num_returns=2).remote(
             tuple(versions),
             self._known.call(versions, versions),
             _by_store((block.payload, block.lengths), block.n_bytes),
         )
-        return result
+        return sealed, ended
 
     def abort(self, xid: Xid, step: int) -> ray.ObjectRef:
         result: ray.ObjectRef = self.actor.abort.remote(xid, step)

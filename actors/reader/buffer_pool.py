@@ -135,10 +135,10 @@ class BufferPool:
     def decode_plain(self, cut: PlainBlock, ticket: int) -> ray.ObjectRef:
         block = cut.block
         assert block is not None, "a plain block is sent once"
-        result = self._buffers[self._policy.for_plain_block(ticket)].decode_plain(block)
+        sealed, ended = self._buffers[self._policy.for_plain_block(ticket)].decode_plain(block)
         self._spares.release(block.payload)
-        self._in_flight.add(result, block.n_bytes)
-        return result
+        self._in_flight.add(ended, block.n_bytes)
+        return sealed
 
     def abort(self, xid: Xid) -> None:
         self._in_flight.add(self._of(xid).abort(xid, self._open[xid].n_steps))

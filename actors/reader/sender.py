@@ -6,6 +6,7 @@ come out of ``collect``.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from typing import Any, Final
@@ -41,7 +42,16 @@ class Sender(CutRouting):
             try:
                 self._backlog.measured(ray.get(self._submitted.popleft()))
             except Exception as error:
+                # A call that waited for a buffer fails with it, and the buffer's own word comes first.
+                self._pool.collect()
                 raise unwrap(error, "commit sequencer") from error
 
     def _submit_to_actor(self, entries: list[TicketedCut]) -> None:
-        self._submitted.append(self._sequencer.submit.remote(entries))
+        if len(entries) == 1 and entries[0].has_content:
+            # Ray makes the call when the content is there, and a small one goes with it. A reference inside of the
+            # entry costs the sequencer questions to this process, for the value and for who still names it.
+            (entry,) = entries
+            call = self._sequencer.submit_with.remote(dataclasses.replace(entry, result=None), entry.result)
+        else:
+            call = self._sequencer.submit.remote(entries)
+        self._submitted.append(call)

@@ -79,7 +79,7 @@ class CommitSequence:
         self._tasks = WatchedTasks(translate)
         """What is awaited from buffers. The first error of any of them ends the epoch."""
         self._changed = self._tasks.changed
-        """The condition that every wait here uses: it is notified of each change of the order."""
+        """What every wait here uses: it is told of each change of the order."""
         self._target: Lsn | None = None
         """The LSN at which the run is finished; None for a run without an end."""
         self._stopping = False
@@ -145,6 +145,7 @@ class CommitSequence:
             tell_reader,
             self._changed,
             self._threads,
+            sink_remembers=self._config.sink_kind.is_log,
         )
         self._confirming.awaited_lsn = target_lsn
         self._is_open = True
@@ -171,7 +172,7 @@ class CommitSequence:
         self._journaling.release()
         self._is_sink_known = True
         parked = self._order.parking.parked_up_to(watermark)
-        await self._tasks.notify()
+        self._changed.notify()
         return replace(await asyncio.to_thread(self._storage.tenure, last_owner), loop=loop, parked=parked)
 
     def _check_sink(self, sink: SinkHolds) -> None:
@@ -196,9 +197,9 @@ class CommitSequence:
             while (entry := self._early.pop(self._order.next_ticket, None)) is not None:
                 self._take(entry)
         except XidstreamError as error:
-            await self._tasks.fail(error)
+            self._tasks.fail(error)
             raise
-        await self._tasks.notify()
+        self._changed.notify()
         return self._order.waiting_bytes
 
     def _take(self, entry: TicketedCut) -> None:
@@ -207,13 +208,10 @@ class CommitSequence:
             self._order.add_unit(
                 ticket, cut.first_commit_lsn, cut.last_commit_lsn, cut.end_lsn, cut.n_transactions
             )
-            self._tasks.spawn(self._fill_from(ticket, entry.result))
+            self._fill_with(ticket, entry.result)
         elif isinstance(cut, Committed):
             self._add_transaction(ticket, cut.end)
-            if entry.result is not None:
-                self._tasks.spawn(self._fill_from(ticket, entry.result))
-            else:
-                self._fill(ticket, nothing(cut.end))
+            self._fill_with(ticket, nothing(cut.end) if entry.result is None else entry.result)
         elif isinstance(cut, Prepared):
             self._order.add_hold(ticket, cut.end_lsn, xid=cut.xid)
             self._tasks.spawn(self._prepare_from(ticket, entry.result))
@@ -245,6 +243,13 @@ class CommitSequence:
         )
 
     # -- from buffers ----------------------------------------------------------------------------------
+
+    def _fill_with(self, ticket: int, result: Any) -> None:
+        """``result``: a ``Sealed``, or an awaitable of one."""
+        if isinstance(result, Sealed):
+            self._fill(ticket, result)
+        else:
+            self._tasks.spawn(self._fill_from(ticket, result))
 
     async def _fill_from(self, ticket: int, ref: Any) -> None:
         self._fill(ticket, await ref)
@@ -292,12 +297,10 @@ class CommitSequence:
 
     async def _prepares_before(self, ticket: int) -> None:
         """A K or r may arrive while the record of its P is still being written."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._order.holds_before(ticket))
+        await self._changed.when(lambda: not self._order.holds_before(ticket))
 
     async def _sink_known(self) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._is_sink_known or not self._has_sink)
+        await self._changed.when(lambda: self._is_sink_known or not self._has_sink)
 
     def _fill(self, ticket: int, content: Sealed) -> None:
         self._order.fill(ticket, content, time.monotonic())
@@ -306,33 +309,33 @@ class CommitSequence:
 
     # -- to and from the driver ------------------------------------------------------------------------
 
-    async def next_batch(self, wait_s: float, loop: int) -> Batch | None:
+    async def next_batch(self, wait_s: float, loop: int, done: int | None = None) -> Batch | None:
         """The next batch; None when ``wait_s`` passed without one, or nothing more is to come (``finished``).
 
-        ``loop``: the tenure's. A call of a driver that died may arrive late, or still wait here: it is Superseded."""
+        ``loop``: the tenure's. A call of a driver that died may arrive late, or still wait here: it is Superseded.
+        ``done``: the sink holds the batch of this number; as ``batch_done``, which is one call less.
+        """
+        if done is not None:
+            await self.batch_done(done, loop)
         deadline = time.monotonic() + wait_s
-        async with self._changed:
-            while True:
-                self._tasks.raise_failure()
-                self._check_loop(loop)
-                if self.is_finished():
-                    return None
-                reach("releasing")
-                may_release = self._confirming.is_parking_recorded and not self._stopping
-                batch = self._order.next_batch() if may_release else None
-                if batch is not None:
-                    reach("released")
-                    if met := [each for unit in batch.units for each in unit.left_out]:
-                        self._leaving_out[batch.number] = met
-                    return batch
-                self._raise_undeliverable()
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    return None
-                try:
-                    await asyncio.wait_for(self._changed.wait(), left_s)
-                except asyncio.TimeoutError:
-                    return None
+        while True:
+            self._tasks.raise_failure()
+            self._check_loop(loop)
+            if self.is_finished():
+                return None
+            reach("releasing")
+            may_release = self._confirming.is_parking_recorded and not self._stopping
+            batch = self._order.next_batch() if may_release else None
+            if batch is not None:
+                reach("released")
+                if met := [each for unit in batch.units for each in unit.left_out]:
+                    self._leaving_out[batch.number] = met
+                return batch
+            self._raise_undeliverable()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            await self._changed.next(left_s)
 
     async def failed(self) -> None:
         """Waits for the first error of any part, and raises it."""
@@ -375,27 +378,28 @@ class CommitSequence:
         self._figures.add_batch(contents)
         if self._config.sink_kind.is_log:
             self._storage.held_lsn = max(self._storage.held_lsn, self._figures.last_commit_lsn)
-        await self._tasks.notify()
-        await asyncio.to_thread(self._storage.delete, unused)
+        self._changed.notify()
+        if unused:
+            await asyncio.to_thread(self._storage.delete, unused)
 
     async def aim(self, target: Lsn) -> None:
         """Be finished when everything up to ``target`` is confirmed."""
         self._target = target
         if self._is_open:
             self._confirming.awaited_lsn = target
-        await self._tasks.notify()
+        self._changed.notify()
 
     async def stop(self) -> None:
         """No further batch is given out; what is ready goes to the journal."""
         self._stopping = True
         if self._is_open:
             self._end_parts()
-        await self._tasks.notify()
+        self._changed.notify()
 
     async def withhold_journal(self) -> None:
         """The sink could not read stored rows: nothing more is journaled, so the server keeps what they came from."""
         self._journaling.withhold()
-        await self._tasks.notify()
+        self._changed.notify()
 
     async def stats(self) -> SequencerStats | None:
         """None before ``open`` is done: there is no position yet, and perhaps no slot."""

@@ -6,8 +6,8 @@ prepared transactions at once, and files of the journal that were delivered when
 nobody is to wait for that. The tables that are parked are in the same record, with the counts that belong to its
 position.
 
-What the sink or the journal has moved is recorded at once. A position that moves alone waits for a moment
-(``RecordPace``), unless the end of the run waits for it.
+What the journal has moved is recorded at once. What a log has taken, and a position that moves alone, wait for a moment
+(``RecordPace``), unless the end of the run waits for them.
 
 Each record is of one moment of the order. While it is written, the order moves on, and the next record has all of that.
 Records have a thread of their own (``threads``).
@@ -20,10 +20,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from xidstream.pipeline.commits.changes import Changes
 from xidstream.pipeline.commits.journaling import Journaling
 from xidstream.pipeline.commits.order import CommitOrder
 from xidstream.pipeline.commits.prepared import FinishedPrepares
-from xidstream.pipeline.commits.record_pace import RecordPace
+from xidstream.pipeline.commits.record_pace import Moved, RecordPace
 from xidstream.pipeline.commits.removing import Removing
 from xidstream.pipeline.commits.slot_storage import SlotStorage
 from xidstream.pipeline.commits.threads import MakeThreads, own_threads
@@ -44,7 +45,7 @@ class _Told(NamedTuple):
 
 
 class Confirming:
-    """``changed`` is the sequencer's condition."""
+    """``changed``: what the sequencer's loops wait for."""
 
     def __init__(
         self,
@@ -53,9 +54,12 @@ class Confirming:
         journaling: Journaling,
         finished: FinishedPrepares,
         tell_reader: TellReader,
-        changed: asyncio.Condition,
+        changed: Changes,
         threads: MakeThreads = own_threads,
+        *,
+        sink_remembers: bool = False,
     ) -> None:
+        """``sink_remembers``: as ``RecordPace`` has it."""
         self._order = order
         self._storage = storage
         self._journaling = journaling
@@ -66,8 +70,8 @@ class Confirming:
         """Removes files of the journal that no record names any more."""
         self._recorder = threads(1, "record")
         """The thread that writes records."""
-        self._pace = RecordPace()
-        """How long a position that moves alone waits."""
+        self._pace = RecordPace(remembers=sink_remembers)
+        """How long what has moved waits."""
         self._is_pressing = self._is_ending = False
         """Whether the sink has just done something; whether the run stops."""
         self._recording_since_s: float | None = None
@@ -86,7 +90,7 @@ class Confirming:
         spawn(self._removing.remove_forever())
 
     def press(self) -> None:
-        """The sink has done something: it is recorded at once."""
+        """The sink has done something: its record is not that of a position alone."""
         self._is_pressing = True
 
     def end(self) -> None:
@@ -115,7 +119,7 @@ class Confirming:
 
     async def confirm_forever(self) -> None:
         while True:
-            await self._until_due()
+            await self._changed.until(self._due_in_s)
             self._is_pressing = False
             told, delivered_lsn = self._to_tell(), self._order.delivered_lsn
             if told.confirmed_lsn > self.confirmed_lsn or told[3:] != self._told[3:]:
@@ -125,25 +129,17 @@ class Confirming:
             await self._tell_reader(told.confirmed_lsn, told.done_ticket, told.free_ticket)
             reach("confirmed")
             self.confirmed_lsn, self.delivered_lsn, self._told = told.confirmed_lsn, delivered_lsn, told
-            async with self._changed:
-                self._changed.notify_all()
-
-    async def _until_due(self) -> None:
-        async with self._changed:
-            while (due_in_s := self._due_in_s()) != 0:
-                try:
-                    await asyncio.wait_for(self._changed.wait(), due_in_s)
-                except asyncio.TimeoutError:
-                    pass  # it is due now
+            self._changed.notify()
 
     def _due_in_s(self) -> float | None:
         """None as long as there is nothing to tell."""
         told = self._to_tell()
         if told == self._told:
             return None
-        is_moved = self._is_pressing or told[3:] != self._told[3:]
-        is_alone = not (is_moved or self._is_ending or self._is_reaching_target(told))
-        return self._pace.due_in_s(time.monotonic(), is_position_alone=is_alone)
+        moved = Moved.SINK if self._is_pressing else Moved.POSITION
+        if told[3:] != self._told[3:] or self._is_ending or self._is_reaching_target(told):
+            moved = Moved.NOW
+        return self._pace.due_in_s(time.monotonic(), moved)
 
     def _is_reaching_target(self, told: _Told) -> bool:
         if self.awaited_lsn is None:

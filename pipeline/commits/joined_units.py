@@ -13,6 +13,8 @@ from itertools import groupby
 
 import pyarrow as pa
 
+from xidstream.pipeline.commits.changes import Changes
+from xidstream.pipeline.commits.entries import Entry
 from xidstream.pipeline.commits.journaling import Fetch, Put
 from xidstream.pipeline.commits.order import CommitOrder
 from xidstream.pipeline.exchange import InlineMessages, MemoryPart, MessagePart, Sealed
@@ -23,9 +25,9 @@ from xidstream.pipeline.transactions.messages import message_parts
 
 
 class Joining:
-    """``changed`` is the sequencer's condition."""
+    """``changed``: what the sequencer's loops wait for."""
 
-    def __init__(self, order: CommitOrder, fetch: Fetch, put: Put, changed: asyncio.Condition) -> None:
+    def __init__(self, order: CommitOrder, fetch: Fetch, put: Put, changed: Changes) -> None:
         self._order = order
         self._fetch = fetch
         self._put = put
@@ -34,11 +36,19 @@ class Joining:
     def begin(self, spawn: Callable[[Awaitable[None]], None]) -> None:
         spawn(self._join_forever())
 
+    async def _run(self) -> list[Entry]:
+        run: list[Entry] = []
+
+        def is_found() -> bool:
+            run[:] = self._order.to_join()
+            return bool(run)
+
+        await self._changed.when(is_found)
+        return run
+
     async def _join_forever(self) -> None:
         while True:
-            async with self._changed:
-                while not (run := self._order.to_join()):
-                    await self._changed.wait()
+            run = await self._run()
             contents = [entry.content for entry in run if entry.content is not None]
             joined = await asyncio.to_thread(join, contents, self._fetch, self._put)
             self._order.joined(run, contents, joined)

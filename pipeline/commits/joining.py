@@ -16,8 +16,9 @@ the latter where no table is parked (``Parking.may_join``). Positions within a r
 the bounds of a batch. A unit above ``small_bytes`` is left alone: what it costs beside its rows is little, and no row
 is copied more than a few times.
 
-Rejected: to join all units as they come, because it would cost the latency of each; rows by value in what a buffer
-returns, because the sequencer would hold them all until the sink has them, outside of the object store.
+Rejected: to join all units as they come, because it would cost the latency of each; all rows by value in what a
+buffer returns, because the sequencer would hold them until the sink has them, outside of the object store. So it has
+some kilobytes alone, which take less than an object's own price.
 """
 
 from __future__ import annotations

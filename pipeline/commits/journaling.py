@@ -22,6 +22,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from xidstream.pipeline.commits.changes import Changes
 from xidstream.pipeline.commits.entries import Entry, EntryState
 from xidstream.pipeline.commits.journal import Journal
 from xidstream.pipeline.commits.journal_policy import JournalPolicy
@@ -70,7 +71,7 @@ def order_of(config: Config, taken_over: TakenOver, *, has_sink: bool) -> Commit
 
 
 class Journaling:
-    """``changed`` is the sequencer's condition: it is notified after every change, also after those made here."""
+    """``changed``: what the sequencer's loops wait for. It is told of every change, also of those made here."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Journaling:
         policy: JournalPolicy,
         fetch: Fetch,
         put: Put,
-        changed: asyncio.Condition,
+        changed: Changes,
         threads: MakeThreads = own_threads,
     ) -> None:
         self._order = order
@@ -164,7 +165,7 @@ class Journaling:
 
     async def _write_forever(self) -> None:
         while True:
-            await self._until_due()
+            await self._changed.until(self._due_in_s)
             self._last_file_s = time.monotonic()
             entries = self._order.to_write(FILE_BYTES, FILE_UNITS)
             units = [(entry.end, entry.content) for entry in entries if entry.content is not None]
@@ -199,7 +200,7 @@ class Journaling:
                 self._retries.failed(file, time.monotonic())
                 self._leave(number, entries)
             self._writing = []
-            await self._notify()
+            self._changed.notify()
 
     def _leave(self, number: int, entries: Sequence[Entry], *, is_there: bool = False) -> None:
         """They are in no file that counts. ``is_there``: whether there is one. It goes, and so does what was kept for
@@ -215,28 +216,26 @@ class Journaling:
         if gone or is_there:
             self._order.journal.drop(self._storage.left_file(number, gone))
 
-    async def _until_due(self) -> None:
-        async with self._changed:
-            while (due_in_s := self._due_in_s()) != 0:
-                try:
-                    await asyncio.wait_for(self._changed.wait(), due_in_s)
-                except asyncio.TimeoutError:
-                    pass  # it is due now, unless the sink has taken it meanwhile
+    async def _to_load(self) -> JournalFile:
+        found: list[JournalFile] = []
+
+        def is_found() -> bool:
+            # It says so once: from then on the file counts as in hand.
+            if not found and self._is_released and (file := self._order.journal.to_load()) is not None:
+                found.append(file)
+            return bool(found)
+
+        await self._changed.when(is_found)
+        return found[0]
 
     async def _load_forever(self) -> None:
         journal = self._order.journal
         while True:
-            async with self._changed:
-                while not self._is_released or (file := journal.to_load()) is None:
-                    await self._changed.wait()
+            file = await self._to_load()
             try:
                 units = await asyncio.to_thread(self._storage.load_journal, file, self._put)
             except SlotLost as error:
                 journal.damaged(file, error)
             else:
                 journal.loaded(file, units, time.monotonic())
-            await self._notify()
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+            self._changed.notify()

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from xidstream.pipeline.commits.changes import Changes
 from xidstream.pipeline.commits.slot_storage import SlotStorage
 from xidstream.pipeline.exchange import JournalFile
 
 
 class Removing:
-    """``changed`` is the sequencer's condition."""
+    """``changed``: what the sequencer's loops wait for."""
 
-    def __init__(self, storage: SlotStorage, changed: asyncio.Condition) -> None:
+    def __init__(self, storage: SlotStorage, changed: Changes) -> None:
         self._storage = storage
         self._changed = changed
         self._files: list[JournalFile] = []
@@ -34,11 +35,9 @@ class Removing:
 
     async def remove_forever(self) -> None:
         while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: bool(self._files))
+            await self._changed.when(lambda: bool(self._files))
             files, self._files = self._files, []
             self._is_removing = True
             await asyncio.to_thread(self._storage.remove_journal, files)
             self._is_removing = False
-            async with self._changed:
-                self._changed.notify_all()
+            self._changed.notify()

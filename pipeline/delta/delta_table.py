@@ -15,6 +15,9 @@ next one shows that nothing is left to write.
 A commit to a local table, with all that it needs, is on disk when the call that made it returns, and one that a
 dead process made is when the table is opened (``durable_log``): its watermark says that rows may be confirmed.
 
+A table in a folder gets more checkpoints than deltalake's own where they spare more than they cost
+(``checkpoint_pace``).
+
 deltalake looks for expired files of the log after every commit, and lists the whole log for it. Here one commit in
 ``CHECKPOINT_EVERY`` looks for them, as Spark does with its checkpoints. For a table of the sink ``upkeep`` does it
 beside the commits.
@@ -52,10 +55,11 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from xidstream.pipeline import events
+from xidstream.pipeline.delta.checkpoint_pace import CheckpointPace
 from xidstream.pipeline.delta.durable_log import DurableLog
 from xidstream.pipeline.delta.kept_tables import KeptTables, opened
 from xidstream.pipeline.delta.plain_files import check_plain_files
-from xidstream.pipeline.delta.small_files import OWN, is_mergeable, many_small, merge
+from xidstream.pipeline.delta.small_files import OWN, fewest_to_come, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
 from xidstream.pipeline.delta.table_handle import TableHandle
 from xidstream.pipeline.delta.upkeep import Upkeep
@@ -75,7 +79,7 @@ from xidstream.pipeline.settings.delta_retention import PROPERTIES as RETENTION
 from xidstream.pipeline.settings.delta_retention import RECORDED
 
 CHECKPOINT_EVERY: Final = 100
-"""So many commits lie between two checkpoints of the log, unless the table has ``delta.checkpointInterval``."""
+"""So many commits lie between two checkpoints of deltalake's, unless the table has ``delta.checkpointInterval``."""
 MERGED: Final = "xidstream.merged"
 """In the ``commitInfo`` of a commit that replaces small files, and does nothing else."""
 ERASED: Final = "xidstream.erased"
@@ -96,6 +100,8 @@ class DeltaTableWriter:
         self._described: TableMetadata | None = None
         self._merges_from = 0
         """The version: after a failure a while goes by before the next try."""
+        self._fewest_to_come = 0
+        """So many files must be added before it is worth a look whether there are many small ones."""
         self.label = label
         if table.metadata().partition_columns:
             raise SinkFailed(
@@ -105,6 +111,9 @@ class DeltaTableWriter:
         self._read_columns()
         self._log = DurableLog(location, self.version)
         self._cleaned_version = self.version
+        self._checkpoints: CheckpointPace | None = None
+        if location.is_local and self.property_of("delta.checkpointInterval") is None:
+            self._checkpoints = CheckpointPace(self.version, CHECKPOINT_EVERY)
 
     @classmethod
     def open(cls, location: Location, label: str, kept: KeptTables | None = None) -> DeltaTableWriter | None:
@@ -259,22 +268,29 @@ class DeltaTableWriter:
         actions: list[AddAction | RemoveAction] = [_add_action(file, lsn_column, now_ms) for file in files]
         actions += [RemoveAction(path, True, now_ms) for path in removed]
         moved = {**marks, **versions}
+        before = self.version
         self._write_log(actions, moved)
         self._settle(moved)
+        self._fewest_to_come -= len(files)
         merging = self._merge(lsn_column, now_ms) if merges and files and not removed else []
         if merging:
             # In a commit of its own: a follower that passes over it misses no new row.
             with suppress(SnapshotOutdated):
                 self._write_log(merging, moved, told={MERGED: "true"})
             self._settle(moved)
+        if self.version == before + (2 if merging else 1):
+            self._checkpoint_if_due()
         if self.upkeep is not None:
             self.upkeep.note(self.location, self.label, lsn_column, self.version)
 
     def _merge(self, lsn_column: str, now_ms: int) -> list[AddAction | RemoveAction]:
         """What replaces small files by one, if there are many. None is merged where they cannot be read: what is wrong
         with files of before is no reason to keep new rows waiting."""
-        files = self.files()
         prepared = self.upkeep.take_merge(self.location) if self.upkeep is not None else None
+        if prepared is None and self._fewest_to_come > 0:
+            return []
+        files = self.files()
+        self._fewest_to_come = fewest_to_come(files)
         if self.upkeep is not None and prepared is not None:
             if is_mergeable(self._table) and set(prepared.removed) <= set(files["path"].to_pylist()):
                 return _replacing(prepared.files, prepared.removed, lsn_column, now_ms)
@@ -376,6 +392,17 @@ class DeltaTableWriter:
     def checkpoint(self) -> None:
         """Write a checkpoint of this version, so that the commits before it are needed no more."""
         self._table.create_checkpoint()
+
+    def _checkpoint_if_due(self) -> None:
+        """Behind a commit of ours. The handle goes on from the checkpoint: what it lists begins there."""
+        if self._checkpoints is None or not self._checkpoints.is_due(self.version):
+            return
+        began_s = time.monotonic()
+        self._table.create_checkpoint()
+        n_bytes = self._log.flush_checkpoint(self.version)
+        self._table = opened(self.location, self.version)
+        took_s = time.monotonic() - began_s
+        self._checkpoints.made(self.version, took_s, n_bytes)
 
     def files(self) -> pa.Table:
         """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""

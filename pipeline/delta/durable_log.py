@@ -31,6 +31,11 @@ class DurableLog:
             self._location.sync(name for each in made for name in self._files_of(each))
             self._durable_version = version
 
+    def flush_checkpoint(self, version: int) -> int:
+        """Flush the checkpoint of ``version``, which was just made. Returns how many bytes it has. For a local table."""
+        self._location.sync(self._files_of(version))
+        return os.path.getsize(os.path.join(self._location.uri, _checkpoint_of(version)))
+
     def _flush_back_from(self, newest: int) -> None:
         for version in range(newest, -1, -1):
             names = self._files_of(version)
@@ -40,15 +45,18 @@ class DurableLog:
 
     def _files_of(self, version: int) -> list[str]:
         """The commit and, where it has one, its checkpoint; none where a checkpoint has replaced the commit."""
-        name = f"_delta_log/{version:020d}"
-        checkpoint = f"{name}.checkpoint.parquet"
-        names = [f"{name}.json"]
+        checkpoint = _checkpoint_of(version)
+        names = [f"_delta_log/{version:020d}.json"]
         if self._has(checkpoint):
             names += [checkpoint, "_delta_log/_last_checkpoint"]
         return [n for n in names if self._has(n)]
 
     def _has(self, name: str) -> bool:
         return os.path.exists(os.path.join(self._location.uri, name))
+
+
+def _checkpoint_of(version: int) -> str:
+    return f"_delta_log/{version:020d}.checkpoint.parquet"
 
 
 def _moves_a_watermark(commit: str) -> bool:

@@ -18,7 +18,7 @@ Called by ``delta_table``, in the thread that commits, and by ``upkeep``. deltal
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -67,15 +67,26 @@ def many_small(files: pa.Table, lsn_column: str, classes: Sequence[SizeClass] | 
     """The files of one of the ``classes`` (``SIZE_CLASSES``) to replace, those with the lowest LSNs first, or none.
     ``files`` is as deltalake lists them: ``path``, ``size_bytes``, ``num_records`` and, where there are statistics,
     ``min.…`` of ``lsn_column``. Neighbours go together, and no clock says which these are."""
-    own = files.filter(pc.starts_with(files["path"], OWN)) if files.num_rows else files
-    for least_bytes, below_bytes, many in SIZE_CLASSES if classes is None else classes:
-        sizes = own["size_bytes"]
-        fitting = own.filter(pc.and_(pc.greater_equal(sizes, least_bytes), pc.less(sizes, below_bytes)))
+    for many, fitting in _by_class(files, classes):
         if fitting.num_rows >= many:
             least = f"min.{lsn_column}"
             order = [name for name in (least, "path") if name in fitting.column_names]
             return fitting.sort_by([(name, "ascending") for name in order]).slice(0, many)
-    return own.slice(0, 0)
+    return files.slice(0, 0)
+
+
+def fewest_to_come(files: pa.Table) -> int:
+    """How many files must be added at least before ``many_small`` finds some. To list all of a table for each commit
+    costs more than a tenth of the commit."""
+    return min(many - int(fitting.num_rows) for many, fitting in _by_class(files))
+
+
+def _by_class(files: pa.Table, classes: Sequence[SizeClass] | None = None) -> Iterator[tuple[int, pa.Table]]:
+    """``many`` of each class, and our own files that are of it."""
+    own = files.filter(pc.starts_with(files["path"], OWN)) if files.num_rows else files
+    for least_bytes, below_bytes, many in SIZE_CLASSES if classes is None else classes:
+        sizes = own["size_bytes"]
+        yield many, own.filter(pc.and_(pc.greater_equal(sizes, least_bytes), pc.less(sizes, below_bytes)))
 
 
 def merge(

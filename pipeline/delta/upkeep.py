@@ -21,8 +21,9 @@ several slots at once, may do this. No commit waits for it.
 *When* is counted in commits, for a run may end after minutes and another begin; and in seconds, because a table that
 catches up makes a hundred commits a second. ``Schedule`` decides it. An example, at one commit a second: at version 150
 the log is shortened, and again at 250, 100 s later. At version 1,000 files go, and at 2,000 nothing, because that is 17
-minutes later; 3,000, 4,000 and 5,000 are due when an hour is over, once. The log has its turn halfway between two
-checkpoints: a reader that listed it before the checkpoint of version 199 still reads the commits that this replaces.
+minutes later; 3,000, 4,000 and 5,000 are due when an hour is over, once. The log has its turn halfway between two of
+deltalake's checkpoints, and is shortened as of the earlier one, whatever checkpoints there are behind it: a reader that
+listed it before the checkpoint of version 199 still reads the commits that this replaces.
 
 Rejected: deltalake's own way, a look for old commits behind every hundredth one: 20,000 that had come together held up
 one commit for 6.4 s. Its ``vacuum`` removes files in a store, and makes two commits of its own for that. In a folder it
@@ -52,6 +53,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from xidstream.pipeline import events
+from xidstream.pipeline.delta.kept_tables import opened
 from xidstream.pipeline.delta.small_files import MIDDLING, OWN, is_mergeable, many_small, merge
 from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import XidstreamError
@@ -251,9 +253,11 @@ class Upkeep:
             return None
 
     def _do(self, table: _Table, steps: set[Step]) -> None:
-        found = DeltaTable(table.location.uri, storage_options=table.location.storage_options)
         if Step.LOG in steps:
-            self._shorten_log(table, found)
+            self._shorten_log(table, opened(table.location))
+        # Only now: a handle reads from the log, later on, what it needs of removed files.
+        found = opened(table.location)
+        if Step.LOG in steps:
             self._prepare_merge(table, found)
         if Step.FILES in steps:
             self._remove(table, found)
@@ -280,7 +284,9 @@ class Upkeep:
             return
         log_s = self._retention.log_s_of(properties)
         if log_s is None or self._ages.is_trusted(log_s, self._before_s(table)):
-            found.cleanup_metadata()
+            # Of a version deltalake takes away what the last checkpoint up to it has replaced.
+            version = max(0, found.version() - PACES[Step.LOG].offset)
+            opened(table.location, version).cleanup_metadata()
 
     def _remove(self, table: _Table, found: DeltaTable) -> None:
         files_s = self._retention.files_s_of(found.metadata().configuration)

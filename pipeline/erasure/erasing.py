@@ -207,7 +207,7 @@ def _check_server(log: SlotLog, layout: Layout) -> None:
         )
 
 
-def _tell_states(log: ChangeLog, label: str, before: Lsn | None, settings: ErasureSettings) -> None:
+def _tell_states(log: SlotLog, label: str, before: Lsn | None, settings: ErasureSettings) -> None:
     """Tell of states that the log answered from older versions of the base table alone, and does not any more."""
     oldest = log.oldest_lsn(label)
     if before is None or (oldest is not None and oldest <= before):

@@ -34,12 +34,17 @@ from xidstream.pipeline.stream.backlog import Backlog
 
 @dataclass(frozen=True)
 class TicketedCut:
-    """What the sequencer gets of a cut that has a place in the commit order. ``result``: an awaitable of what its
-    buffer returns; None where none does."""
+    """What the sequencer gets of a cut that has a place in the commit order. ``result``: what its buffer returns, or an
+    awaitable of it; None where none returns anything."""
 
     ticket: int
     cut: Cut
     result: Any = None
+
+    @property
+    def has_content(self) -> bool:
+        """Whether its buffer returns the content of a unit. Its place in the order needs nothing else."""
+        return self.result is not None and isinstance(self.cut, (PlainBlock, Committed))
 
 
 _End = TypeVar("_End", Committed, Prepared)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.errors import Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.sinks import stateless
 from xidstream.pipeline.sinks.foreach import ForeachSink
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import claim_slot, read_progress, take_over_progress
@@ -53,3 +55,53 @@ def take_over(storage: Storage, epoch: str) -> Tenure:
 
 def batch(lsn: int) -> Any:
     return batch_of([Transaction(lsn, messages=[(lsn - 1, "m", b"")])], None)
+
+
+class Pulled(BatchLoop):
+    """A loop whose sequencer gives these batches, and notes what it is asked."""
+
+    def begin(self, batches: list[Any]) -> list[tuple[str, Any]]:
+        self._left = batches
+        self.asked: list[tuple[str, Any]] = []
+        return self.asked
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        self.asked.append((method, arguments[-1] if arguments else None))
+        if method == "sink_opened":
+            return self.tenure
+        if method == "next_batch":
+            return self._left.pop(0) if self._left else None
+        return method == "finished"
+
+    tenure: Tenure
+
+
+def test_a_batch_is_reported_with_the_next_pull_and_not_by_a_loop_that_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stateless, "warm_up", lambda session: None)
+    given: list[Lsn] = []
+    first, second = batch(100), dataclasses.replace(batch(200), number=1)
+
+    def loop_that_ends_at(last: int) -> Pulled:
+        def take(each: Any) -> None:
+            given.append(each.last_commit_lsn)
+            if each.last_commit_lsn == last:
+                loop.stop()
+
+        session = LoopSession(DriverSession(lambda: cast(Any, None)))
+        loop = Pulled(session, ForeachSink(take), None, str(tmp_path), IDENTITY, LoopProgress())
+        loop.tenure = take_over(Storage(str(tmp_path)), "a")
+        return loop
+
+    loop = loop_that_ends_at(0)
+    asked = loop.begin([first, second])
+    loop.run()
+    pulls = [done for method, done in asked if method == "next_batch"]
+    assert pulls == [None, 0, 1] and asked[-1][0] == "finished"
+    assert given == [100, 200] and loop.progress.n_batches == 2
+    loop = loop_that_ends_at(200)
+    asked = loop.begin([first, second])
+    loop.run()
+    assert [done for method, done in asked if method == "next_batch"] == [None, 0]
+    assert loop.progress.n_batches == 1, "the one in hand comes again, to another loop"

@@ -202,3 +202,20 @@ def test_a_pause_ends_with_the_next_look_and_with_a_failure(running: Running) ->
     failure_of(running.sending)
     running.sending.await_look(30)
     assert time.monotonic() - started_s < 20
+
+
+def test_looks_are_as_far_apart_as_nothing_waits_for_them(running: Running) -> None:
+    """Each look of a trickle asked Ray for what was in flight, a hundred times a second."""
+    sending, pool, sender = running.sending, running.pool, running.sender
+    sending._sent_s = 1000.0
+    pool.in_flight_bytes = 100
+    soon_s = sending._interval_s(1000.0)
+    pool.in_flight_bytes = 1 << 20
+    assert sending._interval_s(1010.0) < soon_s, "somebody may wait for so much credit"
+    pool.in_flight_bytes = 0
+    assert sending._interval_s(1000.5) == soon_s
+    assert sending._interval_s(1010.0) > soon_s
+    sender.backlog_bytes = 1
+    assert sending._interval_s(1010.0) == soon_s, "the sink has not taken it yet"
+    sender.backlog_bytes = 1 << 20
+    assert sending._interval_s(1010.0) < soon_s, "what the sink takes gives credit, too"

@@ -189,6 +189,34 @@ def test_nothing_behind_a_parked_tables_first_commit_is_released_before_the_park
     asyncio.run(work())
 
 
+def test_content_that_comes_with_its_entry_has_its_place_in_the_order(tmp_path: Path) -> None:
+    """Calls that carry their content are made when it is there, and may overtake each other."""
+    ends = [TransactionEnd(Xid(700 + i), Lsn(20 + 10 * i), Lsn(24 + 10 * i), 0) for i in range(3)]
+
+    async def work() -> None:
+        sequencer, reader = sequence(Config(storage=str(tmp_path))), Reader()
+        await sequencer.open(reader.tell, AT_5, None)
+        loop = (await sequencer.sink_opened(Lsn(0), 0)).loop
+        entries = [
+            TicketedCut(i, Committed(end, True), dataclasses.replace(nothing(end), n_rows=i + 1))
+            for i, end in enumerate(ends)
+        ]
+        assert all(entry.has_content for entry in entries)
+        await sequencer.submit(entries[2:])
+        assert await sequencer.next_batch(0, loop) is None
+        await sequencer.submit(entries[:1])
+        first = await sequencer.next_batch(60, loop)
+        assert first is not None and [unit.n_rows for unit in first.units] == [1]
+        await sequencer.submit(entries[1:2])
+        second = await sequencer.next_batch(60, loop, first.number)
+        assert second is not None and [unit.n_rows for unit in second.units] == [2, 3]
+        while sequencer._confirming.delivered_lsn < ends[0].end_lsn:
+            await asyncio.sleep(0.01)
+        assert sequencer._confirming.delivered_lsn == ends[0].end_lsn, "the pull has reported the first"
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("watermark", [0x1800, 0x3000])
 def test_a_missing_file_of_the_journal_is_told_when_the_sink_has_said_whether_it_holds_it(
     tmp_path: Path, relation: RelationVersion, watermark: int
@@ -461,7 +489,7 @@ def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
         ]
         made._confirming.begin(lambda work: waiting.append(asyncio.ensure_future(work)))
         await asyncio.sleep(0.01)
-        await made._tasks.notify()
+        made._changed.notify()
         for _ in range(turns):
             await asyncio.sleep(0)
         await made.batch_done(batch.number, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from xidstream.pipeline.commits.record_pace import RecordPace
+import pytest
+
+from xidstream.pipeline.commits.record_pace import LOG_INTERVAL_S, Moved, RecordPace
 
 
 def test_positions_alone_are_recorded_once_a_second_and_what_the_sink_did_at_once() -> None:
@@ -10,9 +12,20 @@ def test_positions_alone_are_recorded_once_a_second_and_what_the_sink_did_at_onc
     pace, now_s, n_records = RecordPace(), 1000.0, 0
     for tick in range(600):
         now_s = 1000 + tick / 10
-        if pace.due_in_s(now_s, is_position_alone=True) == 0:
+        if pace.due_in_s(now_s, Moved.POSITION) == 0:
             pace.recorded(now_s)
             n_records += 1
     assert n_records == 60
-    assert pace.due_in_s(now_s, is_position_alone=True) > 0
-    assert pace.due_in_s(now_s, is_position_alone=False) == 0
+    assert pace.due_in_s(now_s, Moved.POSITION) > 0
+    assert pace.due_in_s(now_s, Moved.NOW) == 0
+
+
+def test_what_a_function_has_is_recorded_at_once_and_a_logs_trickle_some_times_a_second() -> None:
+    function, log = RecordPace(), RecordPace(remembers=True)
+    assert log.due_in_s(1000.0, Moved.SINK) == 0, "what comes alone does not wait"
+    for pace in (function, log):
+        pace.recorded(1000.0)
+    assert function.due_in_s(1000.01, Moved.SINK) == 0
+    assert log.due_in_s(1000.01, Moved.SINK) == pytest.approx(LOG_INTERVAL_S - 0.01)
+    assert log.due_in_s(1000.0 + LOG_INTERVAL_S, Moved.SINK) == 0
+    assert log.due_in_s(1000.01, Moved.NOW) == 0

@@ -1,0 +1,46 @@
+"""When a table in a folder gets a checkpoint between those of deltalake, which come with every hundredth commit.
+
+In a folder deltalake lists the log behind the last checkpoint for each commit, and once more for the snapshot with it,
+and asks for each file there. With a hundred commits that takes ten times as long as the rest of a commit (measured:
+4 ms of CPU time grow to 33). An object store lists them in one request: there this gains nothing.
+
+A checkpoint costs, too: it names each file of the table, and each that was removed in the last day. So the next one is
+due when the listings since the last have cost about as much as that one took. With ``c`` seconds for a checkpoint, and
+``FILE_S`` more for each commit than for the one before it, that is after the square root of ``2 c / FILE_S`` commits.
+And the log is kept for an hour or longer, so checkpoints may take no more of the disk than the commits between them,
+each of which has a block there. Where all this says a hundred, deltalake's are enough.
+
+Rejected: to set ``delta.checkpointInterval``, which is the table's, and a person's to set. Where it is set, it holds.
+
+Called by ``delta_table``. Plain numbers; no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+FILE_S: Final = 200e-6
+"""What one more file of the log adds to a commit and its snapshot, measured on two cores."""
+COMMIT_BYTES: Final = 4 << 10
+"""What a small commit takes of a disk."""
+LEAST: Final = 10
+"""Commits between two checkpoints at least. Spark writes one every ten, too."""
+
+
+class CheckpointPace:
+    """``version``: the table's, when it was opened. ``most``: the commits between two of deltalake's checkpoints."""
+
+    def __init__(self, version: int, most: int) -> None:
+        self._version = version
+        self._most = most
+        self._commits = LEAST
+
+    def is_due(self, version: int) -> bool:
+        """Whether this version is to have one."""
+        return self._commits < self._most and version - self._version >= self._commits
+
+    def made(self, version: int, took_s: float, n_bytes: int) -> None:
+        """It has one of ``n_bytes``. ``took_s``: to write it, and to open the table at it."""
+        self._version = version
+        self._commits = max(LEAST, math.ceil(math.sqrt(2 * took_s / FILE_S)), -(-n_bytes // COMMIT_BYTES))
