@@ -32,7 +32,7 @@ class DurableLog:
             self._durable_version = version
 
     def flush_checkpoint(self, version: int) -> int:
-        """Flush the checkpoint of ``version``, which was just made. Returns how many bytes it has. For a local table."""
+        """Flush the checkpoint of ``version``, which was just made, of a local table. Returns how many bytes it has."""
         self._location.sync(self._files_of(version))
         return os.path.getsize(os.path.join(self._location.uri, _checkpoint_of(version)))
 
