@@ -1,7 +1,7 @@
 """The folders ``actors/`` and ``pipeline/`` of a checkout, imported as ``xidstream.actors`` and ``xidstream.pipeline``.
 
 In a checkout the two folders lie beside this package, at the top of the repository. In a wheel, and in an environment
-that has one installed, they lie inside of it, and nothing here has anything to do: ``package-dir`` of pyproject.toml
+that has one installed, they lie inside of it, and nothing here has anything to do: ``package_dir`` of setup.py
 puts them there. An editable install has the same mapping in a finder of its own. What is left is a checkout that nobody
 installed: a job's working directory, an entry of PYTHONPATH. For these ``xidstream`` calls :func:`load_folders`.
 

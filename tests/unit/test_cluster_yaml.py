@@ -101,9 +101,8 @@ def test_every_node_installs_the_project_with_its_pins(cluster: dict[str, Any], 
         if not local.startswith("~"):
             assert (ROOT / local).exists(), local
             assert remote == f"{home}/xidstream/{local}"
-    assert {"actors", "pipeline", "xidstream", "pyproject.toml", "setup.py"} <= set(
-        cluster["file_mounts"].values()
-    )
+    package = {"actors", "pipeline", "xidstream", "pyproject.toml", "setup.py", "pyspark_xidstream.py"}
+    assert package <= set(cluster["file_mounts"].values())
 
 
 def test_every_command_is_shell(cluster: dict[str, Any]) -> None:
