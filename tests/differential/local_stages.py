@@ -271,6 +271,7 @@ class LocalStages:
 
     def deliver(self) -> None:
         """What the driver does: pull batches, give them to the sink, report them done. Raises as ``next_batch``."""
+        self._run_until_idle()
         while (batch := self._run(self._sequence.next_batch(0, self._sink_loop))) is not None:
             if any(unit.transactions.num_rows or unit.messages for unit in batch.units):
                 reach("writing_batch")
@@ -278,7 +279,8 @@ class LocalStages:
                 reach("batch_written")
             self._run(self._sequence.batch_done(batch.number, self._sink_loop))
             reach("batch_reported")
-        self._run_until_idle()
+            # A call that returns at once sees nothing of what the sequencer's own loops would do next.
+            self._run_until_idle()
 
     def stats(self) -> SequencerStats:
         stats = self._run(self._sequence.stats())
