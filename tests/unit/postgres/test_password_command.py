@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import wait_until
 from xidstream.actors.cli.options import build_config
 from xidstream.pipeline.errors import Action, ConfigError, ExitStatus, PasswordCommandFailed
 from xidstream.pipeline.postgres.login import Login, login_of
@@ -88,8 +89,14 @@ def test_one_that_does_not_end_is_ended_with_what_it_started(tmp_path: Path) -> 
     command = ("/bin/sh", "-c", f"sleep {int(mark[3:], 16) % 1000 + 3600} & sleep 3600")
     with pytest.raises(PasswordCommandFailed, match=r"did not end within 0\.5 s"):
         password_from(command, timeout_s=0.5)
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert f"sleep {int(mark[3:], 16) % 1000 + 3600}" not in running.splitlines()
+
+    def running() -> list[str]:
+        return subprocess.run(
+            ["ps", "-eo", "args"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+
+    # A process that was killed is there until the kernel has ended it.
+    wait_until(lambda: f"sleep {int(mark[3:], 16) % 1000 + 3600}" not in running(), 20)
 
 
 @pytest.mark.parametrize(
