@@ -55,8 +55,8 @@ class DeltaRetention:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """A table remembers for twice as long which files were removed, and for an hour at least. What a checkpoint does
-        not remember is never found again, and the run may be down when the time comes."""
+        """A table remembers for twice as long which files were removed, and for an hour at least. What a checkpoint
+        does not remember is never found again, and the run may be down when the time comes."""
         remembered_h = max(1, 2 * self.files_h)
         return {LOG: f"interval {self.log_h} hours", REMOVED_FILES: f"interval {remembered_h} hours"}
 
