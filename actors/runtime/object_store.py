@@ -4,9 +4,10 @@ At a commit a buffer puts here the rows that the transaction still has in memory
 stream itself stands in the place of the reference, and travels with what names it (``hold_arrow``). An object, however
 small, costs its owner, whoever borrows it and the raylet a millisecond of CPU time and some 15 KB, and these rows less.
 Who needs an object of it makes one (``as_object``): executors, which read no other.
- The driver puts here what it took out
-of packs (``pipeline.packs``), and the sequencer what it read from the journal. The executors' JVMs take an object for
-the bytes of one Arrow IPC stream only if its Python type is ``bytes``. The caller's process owns the objects.
+
+The driver puts here what it took out of packs (``pipeline.packs``), and the sequencer what it read from the journal.
+The executors' JVMs take an object for the bytes of one Arrow IPC stream only if its Python type is ``bytes``. The
+caller's process owns the objects.
 
 Rejected: writing streams into memory that is used again, through a private call of Ray's. It spared a copy of some
 megabytes for each commit, and no gain could be told from the noise of a whole run.
