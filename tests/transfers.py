@@ -8,6 +8,11 @@ commit, and any read that mixes two moments shows another one.
 mirror, both processes that are killed (SIGKILL) again and again, and readers. It prints counts, and ends with
 status 1 at the first wrong sum, or where ``verify`` finds a difference at the end. ``--s3``: the tables stand in moto's
 S3. The suite has a short one (tests/e2e/test_mirror.py).
+
+The soak has the log shortened after seconds (tests/e2e/hurried), and its files merged and removed. Readers ask
+for the oldest moment that the log says it has, too. Each minute has a line with how many files the root has:
+``PYTHONPATH=tests/e2e/hurried python -m tests.transfers --minutes 120 --log-retention 1 --life-s 600 --every 10s
+--read-pause-s 2 --manifest 100 --as-of 30``.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -139,13 +144,30 @@ def manifest_sum(root: Place) -> tuple[int, int] | None:
     return last, total
 
 
-def as_of_sum(root: Place, spark: Any) -> tuple[int, int]:
-    """The newest moment of the log that can be read, as ``ChangeLog`` reads it."""
+def as_of_sum(root: Place, spark: Any, lsn: int | None = None) -> tuple[int, int]:
+    """The moment ``lsn`` of the log, as ``ChangeLog`` reads it. None: the newest one that can be read."""
     from xidstream import ChangeLog
 
-    state = ChangeLog(str(root)).as_of(spark)
+    state = ChangeLog(str(root)).as_of(spark, lsn=lsn)
     totals = [state[f"public.{table}"].agg({"balance": "sum"}).collect()[0][0] for table in ("a", "b")]
     return int(state.lsn), sum(totals)
+
+
+def oldest_sum(root: Place, spark: Any) -> tuple[int, int] | None:
+    """The oldest moment that the log says it has of both tables. None where it was cut further before this had read."""
+    from xidstream import ChangeLog
+    from xidstream.pipeline.errors import PreconditionMissing
+
+    def oldest() -> int:
+        log = ChangeLog(str(root))
+        return max(int(lsn) for lsn in map(log.oldest_lsn, ("public.a", "public.b")) if lsn is not None)
+
+    lsn = oldest()
+    try:
+        return as_of_sum(root, spark, lsn)
+    except PreconditionMissing:
+        assert lsn < oldest(), f"{lsn} is refused, and the log says that it has all from there on"
+        return None
 
 
 class Killed:
@@ -206,13 +228,16 @@ class Killed:
         self._thread.join()
 
 
-def killed_mirror(root: Place, folder: Path, seed: int) -> Killed:
-    """It refreshes every second, so most kills strike a refresh. Five minutes are longer than any reader here takes."""
-    place = ["--sink", f"delta:{root}", "--every", "1s", "--vacuum", "--mirror-retention", "5min"]
-    return Killed(["mirror", *place], folder / "mirror.log", seed, "base tables", longest_s=240)
+def killed_mirror(root: Place, folder: Path, options: argparse.Namespace) -> Killed:
+    """By default it refreshes every second, so most kills strike a refresh. Five minutes are longer than any reader
+    here takes."""
+    place = ["--sink", f"delta:{root}", "--every", options.every, "--vacuum", "--mirror-retention", "5min"]
+    return Killed(
+        ["mirror", *place], folder / "mirror.log", options.seed, "base tables", longest_s=2 * options.life_s
+    )
 
 
-def killed_run(root: Place, folder: Path, dsn: str, seed: int) -> Killed:
+def killed_run(root: Place, folder: Path, dsn: str, options: argparse.Namespace) -> Killed:
     source = [
         "--dsn",
         dsn,
@@ -225,7 +250,14 @@ def killed_run(root: Place, folder: Path, dsn: str, seed: int) -> Killed:
         "initial",
     ]
     place = ["--storage", str(folder / "storage"), "--sink", f"delta:{root}"]
-    return Killed(["run", *source, *place], folder / "run.log", seed + 1, "reading slot", longest_s=120)
+    kept = ["--log-retention", options.log_retention] if options.log_retention else []
+    return Killed(
+        ["run", *source, *place, *kept],
+        folder / "run.log",
+        options.seed + 1,
+        "reading slot",
+        longest_s=options.life_s,
+    )
 
 
 def main() -> None:
@@ -236,6 +268,15 @@ def main() -> None:
     parser.add_argument("--as-of", type=int, default=500, help="reads by ChangeLog.as_of in Spark")
     parser.add_argument("--pause-s", type=float, default=0.1, help="of a client, between two transactions")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=0, help="go on reading for as long, at least")
+    parser.add_argument(
+        "--log-retention", default="", help="of the run, e.g. 5min; empty: the log is kept whole"
+    )
+    parser.add_argument("--every", default="1s", help="how often the mirror refreshes")
+    parser.add_argument(
+        "--life-s", type=float, default=120, help="the longest life of a run; a mirror has twice that"
+    )
+    parser.add_argument("--read-pause-s", type=float, default=0, help="of the readers, between two reads")
     parser.add_argument(
         "--s3", action="store_true", help="the tables stand in an S3 of moto's, in a process of its own"
     )
@@ -244,7 +285,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="xs-transfers-") as folder,
         s3_root() if options.s3 else nullcontext(Path(folder) / "delta") as root,
     ):
-        failed = _long_run(root, Path(folder), options.manifest, options.as_of, options.seed, options.pause_s)
+        failed = _long_run(root, Path(folder), options)
     raise SystemExit(1 if failed else 0)
 
 
@@ -270,7 +311,7 @@ def s3_root() -> Iterator[str]:
         process.join()
 
 
-def _long_run(root: Place, folder: Path, n_manifest: int, n_as_of: int, seed: int, pause_s: float) -> bool:
+def _long_run(root: Place, folder: Path, options: argparse.Namespace) -> bool:
     from benchmarks.source import Source, server
     from xidstream import spark_session
 
@@ -279,15 +320,17 @@ def _long_run(root: Place, folder: Path, n_manifest: int, n_as_of: int, seed: in
         for statement in filter(str.strip, SCHEMA.split(";")):
             source.execute(statement)
         spark = spark_session("transfers")
-        run = killed_run(root, folder, source.dsn, seed)
-        clients = Clients(lambda: psycopg.connect(source.dsn, autocommit=True), seed=seed, pause_s=pause_s)
+        run = killed_run(root, folder, source.dsn, options)
+        clients = Clients(
+            lambda: psycopg.connect(source.dsn, autocommit=True), seed=options.seed, pause_s=options.pause_s
+        )
         mirror = None
         try:
             while has_no_snapshots(root) or not is_known(root):
                 assert run.failure is None, run.failure
                 time.sleep(1)
-            mirror = killed_mirror(root, folder, seed)
-            failed = _read(root, spark, n_manifest, n_as_of, clients, mirror, run)
+            mirror = killed_mirror(root, folder, options)
+            failed = _read(root, spark, options, clients, mirror, run)
         finally:
             clients.stop()
             for each in (mirror, run):
@@ -341,15 +384,28 @@ def is_known(root: Place) -> bool:
 
 
 def _read(
-    root: Place, spark: Any, n_manifest: int, n_as_of: int, clients: Clients, mirror: Killed, run: Killed
+    root: Place, spark: Any, options: argparse.Namespace, clients: Clients, mirror: Killed, run: Killed
 ) -> bool:
-    n = {"manifest": 0, "as_of": 0}
+    kinds: dict[str, Callable[[], tuple[int, int] | None]] = {
+        "manifest": lambda: manifest_sum(root),
+        "as_of": lambda: as_of_sum(root, spark),
+        "oldest": lambda: oldest_sum(root, spark),
+    }
+    wanted = {
+        "manifest": options.manifest,
+        "as_of": options.as_of,
+        "oldest": options.as_of if options.log_retention else 0,
+    }
+    n = dict.fromkeys(kinds, 0)
     wrong: list[tuple[str, int, int]] = []
     moments: set[tuple[str, int]] = set()
-    while (n["manifest"] < n_manifest or n["as_of"] < n_as_of) and not wrong:
+    begun_s = said_s = time.monotonic()
+    while not wrong and (
+        any(n[kind] < wanted[kind] for kind in kinds) or time.monotonic() < begun_s + 60 * options.minutes
+    ):
         assert run.failure is None and mirror.failure is None, run.failure or mirror.failure
-        kind = "as_of" if n["as_of"] * n_manifest < n["manifest"] * n_as_of or not n_manifest else "manifest"
-        found = as_of_sum(root, spark) if kind == "as_of" else manifest_sum(root)
+        kind = min(filter(wanted.get, kinds), key=lambda kind: n[kind] / wanted[kind])
+        found = kinds[kind]()
         if found is None:
             time.sleep(0.5)
             continue
@@ -357,13 +413,31 @@ def _read(
         moments.add((kind, found[0]))
         if found[1] != TOTAL:
             wrong.append((kind, *found))
-        if sum(n.values()) % 200 == 0:
-            print(f"{n} reads, {len(moments)} moments, {sum(clients.n_commits)} commits", flush=True)
+        if time.monotonic() > said_s + 60:
+            said_s = time.monotonic()
+            print(
+                f"{(said_s - begun_s) / 60:.0f} min: {n} reads, {len(moments)} moments, {sum(clients.n_commits)} "
+                f"commits, {mirror.n_kills} and {run.n_kills} kills, {_size(root)}",
+                flush=True,
+            )
+        time.sleep(options.read_pause_s)
     print(
         f"reads: {n}; different moments: {len(moments)}; commits of clients: {sum(clients.n_commits)}; kills of the "
         f"mirror: {mirror.n_kills}, of the run: {run.n_kills}; wrong sums: {wrong}"
     )
     return bool(wrong)
+
+
+def _size(root: Place) -> str:
+    if not isinstance(root, Path):
+        return "on a store"
+    n_files = n_bytes = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with suppress(FileNotFoundError):
+                n_bytes += os.stat(os.path.join(folder, name)).st_size
+                n_files += 1
+    return f"{n_files} files, {n_bytes / 1e6:.1f} MB"
 
 
 if __name__ == "__main__":
