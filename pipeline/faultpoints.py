@@ -78,6 +78,7 @@ POINTS: Final = {
     "memory_written": "driver: rows that were in memory are in files of one table; the table is not committed",
     "committing_table": "driver: the files of one table are written; the table is not committed",
     "iceberg_committing": "iceberg: in the driver, the manifests of one table are written; the catalog names none",
+    "iceberg_merging": "iceberg: in the driver, small files of one table are merged into one that no snapshot names",
     "iceberg_tables_committed": "iceberg: in the driver, the catalog has taken a batch's tables in one request",
     "table_committed": "driver: one table is committed",
     "carrying_snapshot": "driver: the rows that a repair does not read are about to be carried over",

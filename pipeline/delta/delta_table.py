@@ -58,8 +58,7 @@ from xidstream.pipeline import events
 from xidstream.pipeline.delta.checkpoint_pace import CheckpointPace
 from xidstream.pipeline.delta.durable_log import DurableLog
 from xidstream.pipeline.delta.kept_tables import KeptTables, opened
-from xidstream.pipeline.delta.plain_files import check_plain_files
-from xidstream.pipeline.delta.small_files import OWN, fewest_to_come, is_mergeable, many_small, merge
+from xidstream.pipeline.delta.plain_files import check_plain_files, is_mergeable
 from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
 from xidstream.pipeline.delta.table_handle import TableHandle
 from xidstream.pipeline.delta.upkeep import Upkeep
@@ -70,6 +69,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated, check_commit
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
+from xidstream.pipeline.log_tables.small_files import OWN, fewest_to_come, many_small, merge
 from xidstream.pipeline.log_tables.table_metadata import (
     NOTHING_KNOWN,
     TableMetadata,

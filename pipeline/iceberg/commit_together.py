@@ -114,6 +114,9 @@ class _Together:
         reach("iceberg_tables_committed")
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="iceberg-reading") as threads:
             list(threads.map(IcebergTable.take, tables, staged, moved))
+        for table, each, versions in zip(tables, commits, moved, strict=True):
+            if each.files:
+                table.merge_small_files(len(each.files), versions, each.lsn_column)
 
     def _send(self, tables: Sequence[IcebergTable], staged: Sequence[StagedCommit]) -> None:
         """Once, or again behind a new token. Raises CommitFailedException where nothing of it was done, and what

@@ -22,6 +22,8 @@ table's name mapping (``schema.name-mapping.default``), which pyiceberg renews w
 *Which column takes which.* The property ``xidstream.columns`` says of each field id which column of the source it has.
 So a column that a user renames in Iceberg stays the one that its source fills.
 
+*Small files* are replaced by one with their rows, in a commit of its own behind one that adds files (``merging``).
+
 *Old snapshots* are expired by the commits themselves, some dozens at a time: a commit writes the table's metadata
 anew, and that has all snapshots in it. Manifests are merged by ``merge_append``. What no snapshot names then is
 ``upkeep``'s to remove.
@@ -47,15 +49,17 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import TableProperties, Transaction
 from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotsUpdate,
 )
-from pyiceberg.typedef import Record
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.typedef import EMPTY_DICT, Record
 from pyiceberg.types import LongType
 
-from xidstream.pipeline.errors import SinkDiverged, SinkFailed
+from xidstream.pipeline.errors import SinkDiverged, SinkFailed, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.iceberg.catalog_errors import answering
 from xidstream.pipeline.iceberg.durable_io import written
@@ -74,6 +78,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableRequirement
     from pyiceberg.table.update.snapshot import _SnapshotProducer
 
+    from xidstream.pipeline.iceberg.merging import SmallFiles
     from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
     from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 
@@ -124,6 +129,8 @@ class IcebergTable:
 
     upkeep: IcebergUpkeep | None = None
     """Is told of snapshots that were expired, for a table of the sink."""
+    small_files: SmallFiles | None = None
+    """Merges them, for a table of the sink."""
     newest: Newest | None = None
     """For a table to which several handles of this process commit."""
 
@@ -282,7 +289,7 @@ class IcebergTable:
         marks: Mapping[str, int] = MappingProxyType({}),
         merges: bool = True,
     ) -> None:
-        """``LogTable.commit``. Manifests are merged in the same commit, and files never."""
+        """``LogTable.commit``. Manifests are merged in the same commit, and small files in one behind it."""
         moved = self.begin(files, versions, marks)
         for _ in range(ATTEMPTS):
             staged = self.stage(files, moved, lsn_column)
@@ -295,6 +302,36 @@ class IcebergTable:
         else:
             raise SnapshotOutdated(self.label)
         self._complete(staged, moved)
+        if merges and files:
+            self.merge_small_files(len(files), moved, lsn_column)
+
+    def merge_small_files(self, n_files: int, moved: Mapping[str, int], lsn_column: str) -> None:
+        """A commit has added ``n_files`` and moved these watermarks. No row waits for the merge: where it does not come
+        to its end, the table keeps its small files for now. Raises as ``reload_behind_harmless``."""
+        if self.small_files is None:
+            return
+        try:
+            self.small_files.added(self, n_files, lsn_column)
+        except (SnapshotOutdated, XidstreamError):
+            self.reload_behind_harmless(moved)
+
+    def replace(self, replaced: Sequence[DataFile], files: Sequence[WrittenFile], lsn_column: str) -> None:
+        """Commit ``files`` in the place of ``replaced``, which have the same rows. Raises SnapshotOutdated where
+        somebody else has committed since this snapshot: then nothing is done."""
+        transaction = _Append(self._table)
+        producer = _Rewrite(Operation.OVERWRITE, transaction, self._table.io)
+        for each in replaced:
+            producer.delete_data_file(each)
+        for file in files:
+            producer.append_data_file(self._data_file(file, lsn_column))
+        producer.commit()
+        staged = StagedCommit(transaction, producer, self._expire(transaction), self._required(transaction))
+        try:
+            self._send(transaction)
+        except CommitFailedException as error:
+            staged.discard()
+            raise SnapshotOutdated(self.label) from error
+        self._complete(staged, {})
 
     # -- a commit in its steps: for this package, where several tables are committed at once ------------
 
@@ -472,6 +509,15 @@ class _Append(Transaction):
     @property
     def table_metadata(self) -> IcebergMetadata:
         return self._table.metadata
+
+
+class _Rewrite(_OverwriteFiles):
+    """Files in the place of others with the same rows. pyiceberg (0.12) makes no snapshot with the operation that the
+    specification has for that, and sums up the files for one that overwrites in the same way."""
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        found = super()._summary(snapshot_properties)
+        return Summary(Operation.REPLACE, **found.additional_properties)
 
 
 def properties_of(about: TableMetadata) -> dict[str, str]:

@@ -19,6 +19,7 @@ from xidstream.pipeline.iceberg.catalogs import IcebergPlace, location_of
 from xidstream.pipeline.iceberg.commit_together import together_of
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest, first_properties, name_mapping_of
 from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
+from xidstream.pipeline.iceberg.merging import SmallFiles
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -221,5 +222,6 @@ class IcebergTables:
             table, location_of(table.location(), table.io.properties, self.title(label)), label, ranged
         )
         opened.upkeep = self._upkeep
+        opened.small_files = SmallFiles() if self._makes else None
         opened.newest = None if own is None else self._newest
         return opened

@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.faultpoints import FaultPlan
 
-N_COMMITS = 60
+N_COMMITS = 80
 
 
 def _write(root: str, plan: str) -> None:
@@ -30,7 +30,7 @@ def test_a_writer_that_is_killed_between_any_two_steps_loses_and_repeats_nothing
     table_of(tmp_path)
     killed = []
     for life in range(3):
-        plan = f"iceberg_committing:kill@{pick.randint(1, 20)}" if life % 2 else ""
+        plan = ("", f"iceberg_committing:kill@{pick.randint(1, 10)}", "iceberg_merging:kill")[life]
         writer = context.Process(target=_write, args=(str(tmp_path), plan))
         before = table_of(tmp_path).watermark(SLOT)
         writer.start()
