@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.table.snapshots import Operation
 
 from tests.spark.change_log_maker import (
     INT2,
@@ -28,7 +29,9 @@ from tests.spark.test_change_log import found
 from xidstream import ChangeLog
 from xidstream.actors.cli.log import tables_command
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, SinkDiverged, Unsupported, UsageError
+from xidstream.pipeline.iceberg import merging
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.log_tables.small_files import SizeClass
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import INSERT, UPDATE_POSTIMAGE
 from xidstream.pipeline.settings.config import Config
@@ -102,7 +105,11 @@ def check_same(twins: Twins, *tables: str, lsns: list[int], changed: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_random_history_has_the_states_and_changes_that_the_delta_log_has(twins: Twins) -> None:
+def test_a_random_history_has_the_states_and_changes_that_the_delta_log_has(
+    twins: Twins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its small files are merged all the while, over changes of the layout, too."""
+    monkeypatch.setattr(merging, "CLASSES", (SizeClass(0, 1 << 20, 3),))
     dice = random.Random(11)
     orders = ORDERS
     for relation in (ORDERS, PAIRS, BARE):
@@ -135,6 +142,8 @@ def test_a_random_history_has_the_states_and_changes_that_the_delta_log_has(twin
     state = iceberg.as_of(twins.spark)
     for name, wanted in twins.state().items():
         assert as_rows(found(state[name])) == wanted, name
+    for key in ("public__orders", "public__bare", "_transactions"):
+        assert Operation.REPLACE in {each.summary.operation for each in twins.table(key).snapshots()}, key
     by_xid = [log.as_of(twins.spark, xid=lsns[0] * 10).lsn for log in (delta, iceberg)]
     at = found(iceberg.transactions(twins.spark, until=lsns[0]))[-1]["commit_timestamp"]
     by_time = [log.as_of(twins.spark, timestamp=at).lsn for log in (delta, iceberg)]
