@@ -334,8 +334,8 @@ class DeltaTableWriter:
             self._read_columns()
 
     def replace(self, added: Sequence[WrittenFile], removed: Sequence[str], marks: Mapping[str, int]) -> None:
-        """Put ``added``, which have no row that ``removed`` had not, in the place of these files, and set the versions
-        ``marks``, atomically. Raises as ``commit``."""
+        """Put ``added``, which have no change that ``removed`` had not, in the place of these files, and set the
+        versions ``marks``, atomically. Raises as ``commit``."""
         actions = _replacing(added, removed, "_commit_lsn", int(time.time() * 1000))
         self._write_log(actions, marks, told={ERASED: "true"})
         self._settle(marks)
