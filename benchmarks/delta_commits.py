@@ -46,6 +46,7 @@ _SCHEMA = pa.schema([column.field for column in _COLUMNS])
 _ROWS = 10
 _HOUR = 3_600
 _AGED_EVERY = 100
+_NEVER = 10**9
 
 
 def _commit(writer: DeltaTableWriter, location: Location, lsn: int) -> float:
@@ -101,7 +102,8 @@ def main() -> None:
                 with ExitStack() as stack:
                     if name == "plain":
                         stack.enter_context(patch.object(small_files, "SIZE_CLASSES", ()))
-                        stack.enter_context(patch.object(delta_table, "_KEEP_EXPIRED_LOGS", None))
+                        stack.enter_context(patch.object(delta_table, "fewest_to_come", lambda files: _NEVER))
+                        stack.enter_context(patch.object(delta_table, "_COMMITS_ALONE", None))
                     seconds = []
                     for lsn in range(thousand * 1000 + 1, thousand * 1000 + 1001):
                         seconds.append(_commit(writer, locations[name], lsn))

@@ -32,7 +32,6 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
-from xidstream.pipeline.changelog import log_table
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.log_root import DeltaRoot
 from xidstream.pipeline.changelog.moment import moment_of
@@ -85,6 +84,8 @@ def _piece(first: int, n: int) -> pa.RecordBatch:
 def _sizes(n_transactions: int) -> list[int]:
     small = [20_000, 20_000, 2_000, 2_000, *[1] * 31]
     left = n_transactions - sum(small)
+    if left < 0:
+        return [n_transactions - 31, *[1] * 31]
     return [*[_LARGE] * (left // _LARGE), left % _LARGE, *small]
 
 
@@ -190,7 +191,7 @@ def _asked(uri: str, name: str, is_now: bool, middle: int) -> dict[str, Any]:
 
         return call
 
-    by_us = patch.object(log_table, "opened", noted(log_table.opened))
+    by_us = patch.object(Location, "open", noted(Location.open))
     by_deltalake = patch.object(
         DeltaStorageHandler, "open_input_file", noted(DeltaStorageHandler.open_input_file)
     )

@@ -97,6 +97,8 @@ POINTS: Final = {
     "base_committed": "mirror: a base table is committed; the manifest does not name its version",
     "committing_manifest": "mirror: all base tables are committed; the manifest is not",
     "manifest_committed": "mirror: the manifest names the versions",
+    "keeping_states": "erasure: the fold of an older base table is written; the table is not committed",
+    "states_kept": "erasure: the log answers from a fold what it answered from an older base table",
     "erasing_rows": "erasure: a table's files are written anew; the table is not committed",
     "rows_erased": "erasure: a table of the log has no row of the keys",
     "base_erased": "erasure: a base table has no row of the keys; the manifest names its version of before",

@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import os
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ from xidstream.pipeline.postgres.catalog_watch import CatalogWatch
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.gone_tables import gone_tables
 from xidstream.pipeline.postgres.kept_alive import KeptAlive
-from xidstream.pipeline.postgres.opening import connect_slot, slot_settings
+from xidstream.pipeline.postgres.opening import connect_slot, dropped_again, slot_settings
 from xidstream.pipeline.preflight.record_check import check_server
 from xidstream.pipeline.preflight.snapshot_decision import decide_snapshots, with_slot_xmax
 from xidstream.pipeline.settings.config import Config
@@ -104,7 +105,9 @@ class SlotReader:
             check=self._check_before_slot,
         )
         self._waiting_for = None
-        self._decision: Decision = with_slot_xmax(config, self._slot.connection, self._decision)
+        connection = self._slot.connection
+        with dropped_again(connection.same_server, config.slot) if self._slot.is_new else nullcontext():
+            self._decision: Decision = with_slot_xmax(config, connection, self._decision)
         identity = self._slot.identity
         self._layout = Layout(identity.system_identifier, identity.slot, self._epoch)
         if self._unrecorded is not None:

@@ -7,13 +7,16 @@ that a repair carries over (``carrying``). Where there is none, ``write_fold`` r
 The rows have the Delta columns that hold the table's values at that LSN, each the newest where several do. ``_seq``
 counts them. They have no ``_xid``, as a snapshot's have none, and no ``_commit_timestamp``: no moment is theirs.
 
-Called by ``pipeline.sinks.log_shortening``.
+``write_rows`` takes the rows of a state as they come, and needs no more memory than a piece of them does: an erasure
+writes a base table's so (``pipeline.erasure.kept_states``).
+
+Called by ``pipeline.sinks.log_shortening`` and ``pipeline.erasure``.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import numpy as np
@@ -45,26 +48,52 @@ def write_fold(
 
     None where this process cannot fold the table, and there is no Spark. Raises PreconditionMissing where the state is
     not known, StorageFault, OSError, what pyarrow and Spark raise."""
-    by_name = {column.name: column for column in at.log_table.columns}
-    held = {name: by_name[column.held_in[0]] for name, column in at.shape.columns.items()}
-    names = [*(column.name for column in held.values()), *(field.name for field in CONTRACT_FIELDS)]
-    conform = Conform.of(at.log_table.columns, names)
-    small = small_table(at, [pa.field(name, column.field.type) for name, column in held.items()], ())
+    small = small_table(at, fold_fields(at), ())
     if small is None:
+        conform = _conform(at)
         return None if get_session is None else write_state(get_session, at, conform, directory)
-    rows, n_rows = small.rows, small.rows.num_rows
-    contract = {
-        "_change_type": pa.repeat(SNAPSHOT, n_rows),
-        "_commit_lsn": pa.repeat(pa.scalar(int(at.lsn), pa.int64()), n_rows),
-        "_seq": pa.array(np.arange(n_rows)),
-    }
-    if TEXT in rows.column_names:
-        contract[TEXT] = rows[TEXT]
-    columns = [rows[name] for name in held]
-    columns += [contract.get(field.name, pa.nulls(n_rows, field.type)) for field in CONTRACT_FIELDS]
+    return write_rows(at, int(at.lsn), directory, ranged, [small.rows])
+
+
+def fold_fields(at: TableAt) -> list[pa.Field]:
+    """The table's columns at that LSN, with the types that the log's table has for them."""
+    types = {column.name: column.type for column in at.log_table.columns}
+    return [pa.field(name, types[column.held_in[0]]) for name, column in at.shape.columns.items()]
+
+
+def write_rows(
+    at: TableAt,
+    lsn: int,
+    directory: str,
+    ranged: Collection[str],
+    tables: Iterable[pa.Table],
+    kept: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows,
+) -> tuple[WrittenFile, ...]:
+    """The rows of ``tables``, which have the columns of ``fold_fields``, and ``_text`` where a row has one, as those of
+    a fold at ``lsn``. ``kept``: gets them in the Delta columns, and returns those that are to be written. Raises
+    OSError, SinkFailed and what pyarrow raises."""
+    conform = _conform(at)
     files = ParquetFiles(at.log_table.location, directory, conform.schema, "_commit_lsn", ranged)
-    # Positions count, for a source may have a column that is called as one of Delta's.
-    whole = pa.table(columns, names=[f"c{i}" for i in range(len(columns))])
-    for piece in whole.to_batches(max_chunksize=_PIECE_ROWS):
-        files.write(conform(piece))
+    n_before = 0
+    for rows in tables:
+        n_rows = rows.num_rows
+        contract = {
+            "_change_type": pa.repeat(SNAPSHOT, n_rows),
+            "_commit_lsn": pa.repeat(pa.scalar(lsn, pa.int64()), n_rows),
+            "_seq": pa.array(np.arange(n_before, n_before + n_rows)),
+        }
+        if TEXT in rows.column_names:
+            contract[TEXT] = rows[TEXT]
+        columns = [rows[name] for name in at.shape.columns]
+        columns += [contract.get(field.name, pa.nulls(n_rows, field.type)) for field in CONTRACT_FIELDS]
+        # Positions count, for a source may have a column that is called as one of Delta's.
+        whole = pa.table(columns, names=[f"c{i}" for i in range(len(columns))])
+        for piece in whole.to_batches(max_chunksize=_PIECE_ROWS):
+            files.write(kept(conform(piece)))
+        n_before += n_rows
     return tuple(files.close())
+
+
+def _conform(at: TableAt) -> Conform:
+    held = [column.held_in[0] for column in at.shape.columns.values()]
+    return Conform.of(at.log_table.columns, [*held, *(field.name for field in CONTRACT_FIELDS)])

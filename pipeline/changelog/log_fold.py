@@ -12,6 +12,11 @@ that ends, the fold ends. A table has one fold at most. The next one, at a later
 **F is no commit's LSN**, nor a snapshot's. Records begin at multiples of 8, and snapshots take the two positions before
 one (``snapshot.bounds``). So a fold takes the third one before it.
 
+An erasure makes a fold, too, of a base table whose state would go with its rows (``pipeline.erasure.kept_states``). It
+has the state of a commit, whose LSN a fold cannot have. So it lies some bytes behind, where no other record can begin,
+and ``fold/from`` tells that it answers from that commit on. A log that only an older xidstream reads loses these few
+positions, and no state of another moment is in their place.
+
 How many rows it has is told, too, so that rows which another tool took are missed. The version of an application
 transaction never falls, and a table may have fewer rows than before. So there are two sums over all folds of the table:
 with the last one, and without it.
@@ -38,17 +43,28 @@ _BEFORE_RECORD = 3
 @dataclass(frozen=True)
 class LogFold:
     """``place``: of the snapshot of the generation that it belongs to. ``n_rows``: at the commit; what an erasure took
-    since, its own marks tell."""
+    since, its own marks tell. ``since``: the LSN of the state, where the fold lies behind it; None: ``lsn``."""
 
     place: int
     lsn: int
     n_rows: int
+    since: int | None = None
+
+    @property
+    def answers_from(self) -> int:
+        """The first LSN whose state it has."""
+        return self.lsn if self.since is None else self.since
 
 
 def fold_lsn(upto: int) -> int:
     """The last position at or below ``upto`` that a fold may have; 0 or less where there is none."""
     lsn = upto - upto % _ALIGNMENT + _ALIGNMENT - _BEFORE_RECORD
     return lsn if lsn <= upto else lsn - _ALIGNMENT
+
+
+def fold_behind(lsn: int) -> int:
+    """The position for a fold of the state at ``lsn``: no commit has it, and none lies in between."""
+    return lsn if lsn % _ALIGNMENT else lsn + _ALIGNMENT - _BEFORE_RECORD
 
 
 def fold_of(watermark: Callable[[str], int | None], application_id: str) -> LogFold | None:
@@ -58,7 +74,10 @@ def fold_of(watermark: Callable[[str], int | None], application_id: str) -> LogF
     if not lsn:
         return None
     place, n_rows, n_before = (watermark(f"{name}/{each}") or 0 for each in ("place", "rows", "rows_before"))
-    return LogFold(place, lsn, n_rows - n_before)
+    since = watermark(f"{name}/from")
+    # An earlier fold's may be left: this one's is in the record that ends here.
+    is_its_own = since is not None and lsn - _ALIGNMENT < since < lsn
+    return LogFold(place, lsn, n_rows - n_before, since if is_its_own else None)
 
 
 def fold_marks(fold: LogFold, watermark: Callable[[str], int | None], application_id: str) -> dict[str, int]:
@@ -70,4 +89,5 @@ def fold_marks(fold: LogFold, watermark: Callable[[str], int | None], applicatio
         f"{name}/place": fold.place,
         f"{name}/rows": n_before + fold.n_rows,
         f"{name}/rows_before": n_before,
+        **({} if fold.since is None else {f"{name}/from": fold.since}),
     }

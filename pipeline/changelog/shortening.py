@@ -45,7 +45,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xidstream.pipeline.changelog.generations import TableGeneration
-from xidstream.pipeline.changelog.log_fold import fold_lsn
+from xidstream.pipeline.changelog.log_fold import LogFold, fold_lsn
 from xidstream.pipeline.changelog.log_table import LogFile
 
 
@@ -72,10 +72,14 @@ class Stretch:
     starts: tuple[Start, ...]
 
 
-def stretches_of(generations: Sequence[TableGeneration], bases: Iterable[tuple[int, int]]) -> list[Stretch]:
+def stretches_of(
+    generations: Sequence[TableGeneration], bases: Iterable[tuple[int, int]], fold: LogFold | None = None
+) -> list[Stretch]:
     """``generations``: of one table, in the order of their snapshots. ``bases``: the place of the snapshot that a base
-    table comes from, and its LSN."""
-    known = list(bases)
+    table comes from, and its LSN. ``fold``: what the log has; None for none."""
+    known = [(place, Start(lsn, lsn)) for place, lsn in bases]
+    if fold is not None:
+        known.append((fold.place, Start(fold.answers_from, fold.lsn)))
     found = []
     for i, each in enumerate(generations):
         bounds = each.bounds
@@ -85,7 +89,7 @@ def stretches_of(generations: Sequence[TableGeneration], bases: Iterable[tuple[i
         first, place = int(bounds.valid_from), int(bounds.place)
         if first <= last:
             starts = [Start(first, int(bounds.contained_upto))]
-            starts += [Start(lsn, lsn) for of, lsn in known if of == place and first <= lsn <= last]
+            starts += [each for of, each in known if of == place and first <= each.answers_from <= last]
             found.append(Stretch(first, last, place, tuple(starts)))
     return found
 

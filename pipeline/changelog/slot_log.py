@@ -241,7 +241,7 @@ class SlotLog:
             )
 
         fold = fold_of(log_table.watermark, self._slot)
-        if fold is not None and (fold.place != place or fold.lsn > lsn or fold.lsn < cut):
+        if fold is not None and (fold.place != place or fold.answers_from > lsn or fold.lsn < cut):
             fold = None
         return TableAt(
             log_table, generation, shape, lsn, find_base, cut=int(cut), find_oldest=find_oldest, fold=fold
@@ -261,7 +261,7 @@ class SlotLog:
             return False  # whoever reads the table is told
         if bounds.contained_upto >= cut:
             return False
-        if fold is not None and fold.place == bounds.place and cut <= fold.lsn <= lsn:
+        if fold is not None and fold.place == bounds.place and cut <= fold.lsn and fold.answers_from <= lsn:
             return False
         base = self.base_at(name, generation, lsn)
         return base is None or base.lsn < cut
@@ -306,8 +306,7 @@ class SlotLog:
                 and base_of(root, line)
             ):
                 bases[line.place] = line.lsn
-        starts = [*bases.items(), *([] if fold is None else [(fold.place, fold.lsn)])]
-        oldest = oldest_state(stretches_of(known.get(name, []), starts), int(cut))
+        oldest = oldest_state(stretches_of(known.get(name, []), bases.items(), fold), int(cut))
         return None if oldest is None else Lsn(oldest)
 
     def _with_time(self, lsn: Lsn) -> str:

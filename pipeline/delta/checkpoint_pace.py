@@ -1,4 +1,4 @@
-"""When a table in a folder gets a checkpoint between those of deltalake, which come with every hundredth commit.
+"""When a table gets a checkpoint: with every hundredth commit, as deltalake has it, and in a folder in between.
 
 In a folder deltalake lists the log behind the last checkpoint for each commit, and once more for the snapshot with it,
 and asks for each file there. With a hundred commits that takes ten times as long as the rest of a commit (measured:
@@ -8,9 +8,14 @@ A checkpoint costs, too: it names each file of the table, and each that was remo
 due when the listings since the last have cost about as much as that one took. With ``c`` seconds for a checkpoint, and
 ``FILE_S`` more for each commit than for the one before it, that is after the square root of ``2 c / FILE_S`` commits.
 And the log is kept for an hour or longer, so checkpoints may take no more of the disk than the commits between them,
-each of which has a block there. Where all this says a hundred, deltalake's are enough.
+each of which has a block there. Where all this says a hundred, every hundredth commit is enough.
+
+A checkpoint that could not be written (a full disk) is due again some commits later: each try may cost as much as one
+that succeeds.
 
 Rejected: to set ``delta.checkpointInterval``, which is the table's, and a person's to set. Where it is set, it holds.
+Also rejected: deltalake's own checkpoints, which it writes within the call that commits. One that fails makes that call
+fail, whose commit was made.
 
 Called by ``delta_table``. Plain numbers; no clock.
 """
@@ -29,16 +34,27 @@ LEAST: Final = 10
 
 
 class CheckpointPace:
-    """``version``: the table's, when it was opened. ``most``: the commits between two of deltalake's checkpoints."""
+    """``version``: the table's, when it was opened. ``most``: the commits between two checkpoints at most.
+    ``may_more``: in between there may be some, too."""
 
-    def __init__(self, version: int, most: int) -> None:
+    def __init__(self, version: int, most: int, *, may_more: bool = True) -> None:
         self._version = version
         self._most = most
+        self._may_more = may_more
         self._commits = LEAST
+        self._not_before = version
 
     def is_due(self, version: int) -> bool:
-        """Whether this version is to have one."""
-        return self._commits < self._most and version - self._version >= self._commits
+        """Whether this version is to have one. With 100 at most, version 99 is, for it is the hundredth."""
+        if version < self._not_before:
+            return False
+        if (version + 1) // self._most > (self._version + 1) // self._most:
+            return True
+        return self._may_more and self._commits < self._most and version - self._version >= self._commits
+
+    def failed(self, version: int) -> None:
+        """The one of this version could not be written."""
+        self._not_before = version + LEAST
 
     def made(self, version: int, took_s: float, n_bytes: int) -> None:
         """It has one of ``n_bytes``. ``took_s``: to write it, and to open the table at it."""

@@ -15,8 +15,9 @@ next one shows that nothing is left to write.
 A commit to a local table, with all that it needs, is on disk when the call that made it returns, and one that a
 dead process made is when the table is opened (``durable_log``): its watermark says that rows may be confirmed.
 
-A table in a folder gets more checkpoints than deltalake's own where they spare more than they cost
-(``checkpoint_pace``).
+The log gets its checkpoints here, behind a commit, and in a folder more than deltalake would write where they spare
+more than they cost (``checkpoint_pace``). One that fails fails no commit, which was made: it is told, and tried again
+some commits later. Without a checkpoint the log is longer, and nothing else.
 
 deltalake looks for expired files of the log after every commit, and lists the whole log for it. Here one commit in
 ``CHECKPOINT_EVERY`` looks for them, as Spark does with its checkpoints. For a table of the sink ``upkeep`` does it
@@ -51,7 +52,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake import Schema as DeltaSchema
 from deltalake import Transaction as AppTransaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from xidstream.pipeline import events
@@ -79,13 +80,15 @@ from xidstream.pipeline.settings.delta_retention import PROPERTIES as RETENTION
 from xidstream.pipeline.settings.delta_retention import RECORDED
 
 CHECKPOINT_EVERY: Final = 100
-"""So many commits lie between two checkpoints of deltalake's, unless the table has ``delta.checkpointInterval``."""
+"""So many commits lie between two checkpoints at most, unless the table has ``delta.checkpointInterval``."""
 MERGED: Final = "xidstream.merged"
 """In the ``commitInfo`` of a commit that replaces small files, and does nothing else."""
 ERASED: Final = "xidstream.erased"
 """In the ``commitInfo`` of a commit that takes rows of erased keys out of files, and does nothing else."""
 _LOGGER: Final = logging.getLogger(__name__)
-_KEEP_EXPIRED_LOGS: Final = PostCommitHookProperties(cleanup_expired_logs=False)
+_COMMITS_ALONE: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_FAILURES: Final = (OSError, DeltaError, pa.ArrowException, XidstreamError)
+"""What is no reason to fail a commit that was made."""
 
 
 class DeltaTableWriter:
@@ -111,9 +114,15 @@ class DeltaTableWriter:
         self._read_columns()
         self._log = DurableLog(location, self.version)
         self._cleaned_version = self.version
-        self._checkpoints: CheckpointPace | None = None
-        if location.is_local and self.property_of("delta.checkpointInterval") is None:
-            self._checkpoints = CheckpointPace(self.version, CHECKPOINT_EVERY)
+        interval = self.property_of("delta.checkpointInterval")
+        most = (
+            int(interval)
+            if interval is not None and interval.isdigit() and int(interval)
+            else CHECKPOINT_EVERY
+        )
+        may_more = location.is_local and interval is None
+        self._checkpoints = CheckpointPace(self.version, most, may_more=may_more)
+        self._is_failure_told = False
 
     @classmethod
     def open(cls, location: Location, label: str, kept: KeptTables | None = None) -> DeltaTableWriter | None:
@@ -185,7 +194,8 @@ class DeltaTableWriter:
         """
         if not columns:
             return
-        self._alter(lambda table: table.alter.add_columns([delta_field(column) for column in columns]))
+        fields = [delta_field(column) for column in columns]
+        self._alter(lambda table: table.alter.add_columns(fields, post_commithook_properties=_COMMITS_ALONE))
         self._read_columns()
         missing = {c.name for c in columns} - {c.name for c in self.columns}
         if missing:
@@ -224,7 +234,11 @@ class DeltaTableWriter:
         # The retention alone is not worth that.
         lists_features = self._table.protocol().min_reader_version >= 3
         if missing and not (lists_features and missing.keys() <= RETENTION):
-            self._alter(lambda table: table.alter.set_table_properties(missing, raise_if_not_exists=False))
+            self._alter(
+                lambda table: table.alter.set_table_properties(
+                    missing, raise_if_not_exists=False, post_commithook_properties=_COMMITS_ALONE
+                )
+            )
         self._described = about
 
     def _alter(self, change: Callable[[DeltaTable], None]) -> None:
@@ -278,8 +292,7 @@ class DeltaTableWriter:
             with suppress(SnapshotOutdated):
                 self._write_log(merging, moved, told={MERGED: "true"})
             self._settle(moved)
-        if self.version == before + (2 if merging else 1):
-            self._checkpoint_if_due()
+        self._keep_log_short(before + (2 if merging else 1))
         if self.upkeep is not None:
             self.upkeep.note(self.location, self.label, lsn_column, self.version)
 
@@ -328,17 +341,21 @@ class DeltaTableWriter:
         actions: list[AddAction | RemoveAction] = [*added]
         actions += [RemoveAction(path, True, now_ms) for path in removed or ()]
         schema = None if columns is None else DeltaSchema([delta_field(column) for column in columns])
+        before = self.version
         self._write_log(actions, marks, mode="append" if removed is not None else "overwrite", schema=schema)
         self._settle(marks)
         if schema is not None:
             self._read_columns()
+        self._keep_log_short(before + 1)
 
     def replace(self, added: Sequence[WrittenFile], removed: Sequence[str], marks: Mapping[str, int]) -> None:
-        """Put ``added``, which have no row that ``removed`` had not, in the place of these files, and set the versions
-        ``marks``, atomically. Raises as ``commit``."""
+        """Put ``added``, which have no change that ``removed`` had not, in the place of these files, and set the
+        versions ``marks``, atomically. Raises as ``commit``."""
         actions = _replacing(added, removed, "_commit_lsn", int(time.time() * 1000))
+        before = self.version
         self._write_log(actions, marks, told={ERASED: "true"})
         self._settle(marks)
+        self._keep_log_short(before + 1)
 
     def _write_log(
         self,
@@ -355,9 +372,6 @@ class DeltaTableWriter:
         """
         transactions = [AppTransaction(app, version) for app, version in moved.items()]
         removes = mode != "append" or any(isinstance(action, RemoveAction) for action in actions)
-        version = self.version + 1
-        is_due = version // CHECKPOINT_EVERY > self._cleaned_version // CHECKPOINT_EVERY
-        is_cleaning = is_due and self.upkeep is None and not self.property_of(RECORDED)
         try:
             self._table.create_write_transaction(
                 actions,
@@ -369,13 +383,10 @@ class DeltaTableWriter:
                     app_transactions=transactions,
                     max_commit_retries=0 if removes else None,
                 ),
-                # None leaves it to the table's property ``delta.enableExpiredLogCleanup``.
-                post_commithook_properties=None if is_cleaning else _KEEP_EXPIRED_LOGS,
+                post_commithook_properties=_COMMITS_ALONE,
             )
         except CommitFailedError as error:
             raise SnapshotOutdated(self.label) from error
-        if is_cleaning:
-            self._cleaned_version = version
 
     def _settle(self, moved: Mapping[str, int]) -> None:
         """Go on from the snapshot with what was just committed."""
@@ -393,16 +404,43 @@ class DeltaTableWriter:
         """Write a checkpoint of this version, so that the commits before it are needed no more."""
         self._table.create_checkpoint()
 
-    def _checkpoint_if_due(self) -> None:
-        """Behind a commit of ours. The handle goes on from the checkpoint: what it lists begins there."""
-        if self._checkpoints is None or not self._checkpoints.is_due(self.version):
+    def _keep_log_short(self, ours: int) -> None:
+        """Behind a commit of ours, which made the version ``ours``. What fails here is told, and tried again: the
+        commit stands."""
+        if self.version != ours:
             return
+        try:
+            if self._checkpoints.is_due(self.version):
+                self._write_checkpoint()
+            self._clean_if_due()
+        except _FAILURES as error:
+            self._checkpoints.failed(self.version)
+            if not self._is_failure_told:
+                self._is_failure_told = True
+                kind = getattr(error, "strerror", None) or type(error).__name__
+                text = (
+                    f"Delta table {self.label}: no checkpoint of its log could be written ({kind}); its commits "
+                    "stand, and this is tried again"
+                )
+                _LOGGER.warning(events.Event("checkpoint_failed", text, table=self.label))
+
+    def _write_checkpoint(self) -> None:
+        """In a folder the handle goes on from the checkpoint: what it lists begins there."""
         began_s = time.monotonic()
-        self._table.create_checkpoint()
+        self.checkpoint()
         n_bytes = self._log.flush_checkpoint(self.version)
-        self._table = opened(self.location, self.version)
-        took_s = time.monotonic() - began_s
-        self._checkpoints.made(self.version, took_s, n_bytes)
+        if self.location.is_local:
+            self._table = opened(self.location, self.version)
+        self._checkpoints.made(self.version, time.monotonic() - began_s, n_bytes)
+        self._is_failure_told = False
+
+    def _clean_if_due(self) -> None:
+        is_due = self.version // CHECKPOINT_EVERY > self._cleaned_version // CHECKPOINT_EVERY
+        if not is_due or self.upkeep is not None or self.property_of(RECORDED):
+            return
+        if (self.property_of("delta.enableExpiredLogCleanup") or "").lower() != "false":
+            self._table.cleanup_metadata()
+        self._cleaned_version = self.version
 
     def files(self) -> pa.Table:
         """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""

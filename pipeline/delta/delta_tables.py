@@ -2,6 +2,9 @@
 
 ``upkeep`` is told of the commits of those that a run writes. Who only looks at a root gives no retention: such tables
 are described by nobody, and nothing is removed.
+
+Snapshots are committed beside the batches, on other threads and with handles of their own. The tables' upkeep is the
+batches'. ``_snapshots`` alone no batch writes to, so whoever commits snapshots tells that upkeep of it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from xidstream.pipeline.settings.delta_retention import DeltaRetention
 
 class DeltaTables:
     """``retention``: what the run tells its tables; None for who only looks, or adds snapshots. ``shorten``: cuts the
-    change logs by it, when their upkeep has its turn."""
+    change logs by it, when their upkeep has its turn. ``beside``: the batches' tables, for who adds snapshots."""
 
     rules = DELTA
     kept_handles = 1_000
@@ -33,6 +36,7 @@ class DeltaTables:
         location: Location,
         retention: DeltaRetention | None = None,
         shorten: Callable[[], None] = lambda: None,
+        beside: DeltaTables | None = None,
     ) -> None:
         self.location = location
         self.root = redacted(location.uri)
@@ -41,6 +45,10 @@ class DeltaTables:
         self._own = {
             name: dataclasses.replace(about, retention=retention) for name, about in OF_OWN_TABLES.items()
         }
+        self._of_snapshots = self._upkeep
+        if beside is not None:
+            self._of_snapshots = beside._upkeep
+            self._own[locations.SNAPSHOTS] = beside._own[locations.SNAPSHOTS]
 
     def title(self, label: str) -> str:
         return f"Delta table {label}"
@@ -55,7 +63,8 @@ class DeltaTables:
         return self._own[key]
 
     def open(self, key: str, label: str) -> DeltaTableWriter | None:
-        return self._kept(DeltaTableWriter.open(self.location.child(key), label))
+        writer = DeltaTableWriter.open(self.location.child(key), label)
+        return None if writer is None else self._kept(key, writer)
 
     def open_or_create(
         self,
@@ -66,8 +75,7 @@ class DeltaTables:
         brought: Sequence[VersionSince] = (),
     ) -> DeltaTableWriter:
         writer = DeltaTableWriter.open_or_create(self.location.child(key), label, columns, about, brought)
-        writer.upkeep = self._upkeep
-        return writer
+        return self._kept(key, writer)
 
     def together(self) -> None:
         """Delta commits each table by itself."""
@@ -77,7 +85,6 @@ class DeltaTables:
         if self._upkeep is not None:
             self._upkeep.close()
 
-    def _kept(self, writer: DeltaTableWriter | None) -> DeltaTableWriter | None:
-        if writer is not None:
-            writer.upkeep = self._upkeep
+    def _kept(self, key: str, writer: DeltaTableWriter) -> DeltaTableWriter:
+        writer.upkeep = self._of_snapshots if key == locations.SNAPSHOTS else self._upkeep
         return writer

@@ -32,7 +32,9 @@ class DurableLog:
             self._durable_version = version
 
     def flush_checkpoint(self, version: int) -> int:
-        """Flush the checkpoint of ``version``, which was just made, of a local table. Returns how many bytes it has."""
+        """Flush the checkpoint of ``version``, which was just made. Returns how many bytes it has; 0 in a store."""
+        if not self._location.is_local:
+            return 0
         self._location.sync(self._files_of(version))
         return os.path.getsize(os.path.join(self._location.uri, _checkpoint_of(version)))
 

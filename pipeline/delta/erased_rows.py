@@ -10,6 +10,9 @@
   beginning has read rows that are gone, and begins anew (``pipeline.mirror.erased_base``).
 - What has no file any more, a follower of the table may miss without harm, up to that LSN (``spark_source``).
 
+A fold (``changelog.log_fold``) stands behind the commits that it has the rows of. So where it lies behind the LSN that
+an erasure goes on with, its rows of the keys are erased all the same: nothing tells which of them came later.
+
 **A row that changed its key.** The row under the other key is not erased, and must stay exact. An old row whose new one
 is erased becomes a ``delete``. A new row whose old one is erased becomes an ``insert``. Values that the server did not
 send with it (``_unchanged``) are filled in: those that the row had last under its former keys. This reads the whole
@@ -48,8 +51,8 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.columns import Conform
 from xidstream.pipeline.log_tables.erased_marks import ERASURES, UPTO, erased_id
-from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
+from xidstream.pipeline.log_tables.locations import Location, fold_id
+from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.log_tables.small_files import OWN
 from xidstream.pipeline.schema.rows import (
@@ -160,6 +163,7 @@ class _Erasure:
         self._keys = keys
         self._upto = upto
         self._check = check
+        self._fold_lsn = NOTHING
         self._files: dict[str, _File] = {}
         self._written: set[str] = set()
         """Directories of ours that no commit names."""
@@ -167,6 +171,7 @@ class _Erasure:
     def attempt(self) -> Erased:
         writer = self._opened()
         keys = rows_of_keys(self._keys, writer.columns, writer.properties, self._label)
+        self._fold_lsn = writer.watermark(fold_id(self._slot))
         listed = writer.files()
         n_rows = dict(zip(listed["path"].to_pylist(), listed["num_records"].to_pylist(), strict=True))
         self._look(keys, n_rows)
@@ -209,7 +214,7 @@ class _Erasure:
 
         def look(path: str) -> _File:
             self._check()
-            return _File(_hits(self._table, path, keys, self._upto))
+            return _File(_hits(self._table, path, keys, self._upto, self._fold_lsn))
 
         new = [path for path in paths if path not in self._files]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="erasing") as threads:
@@ -246,7 +251,7 @@ class _Erasure:
             for rows in _batches(self._table, path):
                 n_read += rows.num_rows
                 kept = Conform.of(columns, rows.schema.names)(rows)
-                for piece in _without(kept, keys, self._upto, patched):
+                for piece in _without(kept, keys, self._upto, self._fold_lsn, patched):
                     files.write(piece)
             if n_read != n:
                 raise SinkFailed(
@@ -279,7 +284,7 @@ def _batches(table: Location, path: str, columns: Sequence[str] | None = None) -
         yield from file.iter_batches(columns=chosen)
 
 
-def _hits(table: Location, path: str, keys: RowsOfKeys, upto: int) -> list[_Hit]:
+def _hits(table: Location, path: str, keys: RowsOfKeys, upto: int, fold_lsn: int = NOTHING) -> list[_Hit]:
     found = []
     for rows in _batches(table, path, ["_commit_lsn", "_seq", "_change_type", *keys.columns]):
         if "_commit_lsn" not in rows.schema.names:
@@ -287,15 +292,21 @@ def _hits(table: Location, path: str, keys: RowsOfKeys, upto: int) -> list[_Hit]
         hit = rows.filter(keys.among(rows))
         for row in hit.select(["_commit_lsn", "_seq", "_change_type"]).to_pylist():
             place = row["_commit_lsn"], row["_seq"]
-            found.append(_Hit(place, row["_change_type"], row["_commit_lsn"] > upto))
+            is_folded = row["_commit_lsn"] == fold_lsn and row["_change_type"] == SNAPSHOT
+            found.append(_Hit(place, row["_change_type"], row["_commit_lsn"] > upto and not is_folded))
     return found
 
 
 def _without(
-    rows: pa.RecordBatch, keys: RowsOfKeys, upto: int, patches: Mapping[Place, dict[str, Any]]
+    rows: pa.RecordBatch,
+    keys: RowsOfKeys,
+    upto: int,
+    fold_lsn: int,
+    patches: Mapping[Place, dict[str, Any]],
 ) -> Iterator[pa.RecordBatch]:
     """The rows that stay, in their order, with the values of ``patches`` in those that have some."""
-    goes = pc.and_(keys.among(rows), pc.less_equal(rows["_commit_lsn"], upto))
+    is_folded = pc.and_(pc.equal(rows["_commit_lsn"], fold_lsn), pc.equal(rows["_change_type"], SNAPSHOT))
+    goes = pc.and_(keys.among(rows), pc.or_(pc.less_equal(rows["_commit_lsn"], upto), is_folded))
     rows = rows.filter(pc.invert(goes))
     start = 0
     for i in _places_in(rows, patches.keys()):

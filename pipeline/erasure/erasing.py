@@ -32,10 +32,10 @@ erasure is finished when nothing of all this is there. Files that were replaced 
 ``delta_file_retention`` for the log, ``mirror_retention`` for base tables; or go at once where a person says that no
 reader is at work (``at_once``).
 
-**States that go.** Where the log is not cut, a state that came from an older version of the base table is folded from
-the log then. Where it is cut behind such a version (``log_retention``), the version was all that there was: the states
-up to the next start are refused for all keys, and ``tell`` says so. To write these versions anew, without the rows, was
-put off: each would be a table of its own, which this erasure, the next one and the vacuum would all have to look into.
+**States that stay.** Where the log is not cut, a state that came from an older version of the base table is folded from
+the log then. Where it is cut behind such a version (``log_retention``), the version is all that there is of the rows
+before. So ahead of step 2 its state, without the rows, is written into the log (``kept_states``), and every state that
+the log answered it answers still. Where that cannot be, ``tell`` says from where on states can be read.
 
 **Again and again.** Each step looks at what is there, and does what is left to do. So a command that was killed
 anywhere is given again, with its ID or with another one, and ends in the same state.
@@ -59,6 +59,7 @@ from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.delta.erased_copies import copies_in_log, in_work, left_of
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, rows_of_keys
 from xidstream.pipeline.delta.erased_rows import erase_rows
+from xidstream.pipeline.erasure.kept_states import keep_states
 from xidstream.pipeline.errors import PreconditionMissing, SegmentCorrupt, UsageError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.mirror.erased_base import (
@@ -142,6 +143,7 @@ def erase(
     _wait(places, record.upto_lsn, settings)
     oldest = log.oldest_lsn(label)
     try:
+        keep_states(log, label, keys, held, settings.check)
         done = erase_rows(
             found.location, label, log.application_id, keys, int(record.upto_lsn), settings.check
         )

@@ -188,6 +188,8 @@ class GenerationLines:
         if writer is not None:
             self._ownership.check(writer)
             writer.take_columns(columns)
+            if makes:
+                writer.describe(self._tables.about_own(key))
         return writer
 
 

@@ -13,8 +13,9 @@ A refresh that began before, and has read the log as it was, commits neither a t
 more, and then step 1 stands in its way) nor the manifest (``ManifestWriter.append`` asks for the count of step 2): it
 is done again. The mirror goes on, with its number.
 
-``mirror/SLOT/erased`` of a base table is the version of the last such commit that took a row out: what the manifest
-names below it is to be taken back. So a crash between two steps is mended by doing it all again.
+``mirror/SLOT/erased`` of a base table is the version of the last such commit that took a row out, of the table or of a
+version that the manifest names: what it names below that is to be taken back. So a crash between two steps is mended by
+doing it all again. A row that is deleted in the source first is in older versions alone, after a refresh.
 
 deltalake and pyarrow, no Spark. Called by ``pipeline.erasure``.
 """
@@ -33,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.changelog.manifest import ManifestWriter, current
+from xidstream.pipeline.changelog.manifest import ManifestWriter, base_of, current, read_lines
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
 from xidstream.pipeline.errors import StorageFault
@@ -44,7 +45,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
 from xidstream.pipeline.log_tables.table_metadata import KEY
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks, NewFile
-from xidstream.pipeline.mirror.kept_files import LOG
+from xidstream.pipeline.mirror.kept_files import LOG, files_of_versions
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import write_file
 from xidstream.pipeline.mirror.short_log import shorten_log
@@ -112,14 +113,19 @@ def erase_base(
         if writer is None:
             return None
         try:
-            done = _rewritten(writer, location, slot, label, _keys_of(writer, keys, held), check)
+            wanted = _keys_of(writer, keys, held)
+            # Of versions that are named: what is in none of them is no reason to take one back.
+            is_in_earlier = any(
+                _has_row(location, path, wanted) for path in _earlier_files(writer, root, slot)
+            )
+            done = _rewritten(writer, location, slot, label, wanted, check, is_in_earlier=is_in_earlier)
             reach("base_erased")
             writer = DeltaTableWriter.open(location, label)
             assert writer is not None
             ManifestWriter(root, slot).take_back(
                 location.uri.rpartition("/")[2], writer.watermark(_erased_id(slot)), done.version
             )
-            if done.n_rows:
+            if done.n_rows or is_in_earlier:
                 writer.checkpoint()
             return done
         except SnapshotOutdated:
@@ -127,6 +133,41 @@ def erase_base(
     raise StorageFault(
         f"the base table of {label} was changed by others during {ATTEMPTS} attempts to erase from it"
     )
+
+
+def named_rows(
+    root: Location, slot: str, label: str, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]
+) -> bool:
+    """Whether the base table, or a version of it that the manifest names, has a row of the keys. The other parameters
+    are those of ``erase_base``. Raises OSError and what pyarrow and deltalake raise."""
+    location = base_location(root, label)
+    writer = DeltaTableWriter.open(location, label)
+    if writer is None:
+        return False
+    wanted = _keys_of(writer, keys, held)
+    paths = [*writer.paths(), *_earlier_files(writer, root, slot)]
+    return any(_has_row(location, path, wanted) for path in dict.fromkeys(paths))
+
+
+def _earlier_files(writer: DeltaTableWriter, root: Location, slot: str) -> list[str]:
+    """The files of versions that the manifest names, without those of the table now, relative to the table."""
+    location = writer.location
+    directory = location.uri.rpartition("/")[2]
+    lines = [line for line in read_lines(root, slot) if line.directory == directory]
+    versions = [line.version for line in lines if base_of(root, line) is not None]
+    if not versions:
+        return []
+    found = {path[len(location.uri) + 1 :] for path in files_of_versions(location, versions)}
+    return sorted(found - set(writer.paths()))
+
+
+def _has_row(location: Location, path: str, keys: RowsOfKeys) -> bool:
+    try:
+        with location.open(path) as source, pq.ParquetFile(source) as file:
+            there = [name for name in keys.columns if name in file.schema_arrow.names]
+            return any(pc.any(keys.among(rows)).as_py() for rows in file.iter_batches(columns=there))
+    except FileNotFoundError:
+        return False  # the vacuum has removed it: no version that has it is named any more
 
 
 def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> tuple[list[str], list[str]]:
@@ -195,7 +236,10 @@ def _rewritten(
     label: str,
     keys: RowsOfKeys,
     check: Callable[[], None],
+    *,
+    is_in_earlier: bool,
 ) -> ErasedBase:
+    """``is_in_earlier``: a version that the manifest names has such rows, whatever the table has now."""
     owner_id = f"mirror/{slot}/owner"
     base = BaseTable(writer, location, MirrorMarks(slot, writer.watermark(owner_id)))
     if base.lsn == NOTHING:
@@ -222,7 +266,7 @@ def _rewritten(
             for path in write_file(location, f"{directory}/{i:05d}.parquet", pieces, True, schema, check):
                 new.append(NewFile.written(location, path, ranged))
         location.sync_folders([file.path for file in new])
-        base.replace(new, ranged, removed, base.lsn, base.place, erases=bool(removed))
+        base.replace(new, ranged, removed, base.lsn, base.place, erases=bool(removed) or is_in_earlier)
         is_named = True
     finally:
         if not is_named:

@@ -12,24 +12,31 @@ server now expects feedback from us within wal_sender_timeout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
-from xidstream.pipeline.errors import ConnectionLost, PreconditionMissing, SlotLost
+from xidstream.pipeline.errors import ConnectionLost, PreconditionMissing, SlotLost, XidstreamError
+from xidstream.pipeline.events import Event
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import Streaming
 from xidstream.pipeline.postgres.admin import (
     PLUGIN,
     Blocker,
+    SlotState,
     create_slot,
     describe_slot,
+    drop_slot,
     prepare_cover,
     settled_flush_lsn,
 )
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.continuity import standbys_copy
 from xidstream.pipeline.postgres.failures import REMEDY_CREATE_SLOT
+from xidstream.pipeline.postgres.login import Login
 from xidstream.pipeline.postgres.settings import SlotSettings
 from xidstream.pipeline.postgres.stream_options import (
     StreamOptions,
@@ -37,6 +44,8 @@ from xidstream.pipeline.postgres.stream_options import (
     stream_options,
 )
 from xidstream.pipeline.settings.config import Config
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,8 @@ class OpenSlot:
     """Whether the slot has never sent a PREPARE to anybody: it is new, or had no two-phase until now."""
     pid: int
     """The pid of the connection's process on the server. A pooler may have told libpq another one."""
+    is_new: bool = False
+    """Whether the slot was made for this."""
 
     def start(self, start_lsn: Lsn = INVALID_LSN) -> None:
         """START_REPLICATION from the confirmed position, or from ``start_lsn`` if that is further. Raises SlotInUse,
@@ -127,7 +138,7 @@ def connect_slot(
     on_wait: Callable[[tuple[Blocker, ...]], None] | None = None,
     check: Callable[[ReplicationConnection], SlotIdentity] | None = None,
 ) -> OpenSlot:
-    """Connect; if the slot is missing and ``create`` is true, create it then.
+    """Connect; if the slot is missing and ``create`` is true, create it then. What fails behind that drops it again.
 
     ``check`` is given the connection before anything is created or read, and says whose slot it is; without it the
     server does. Raises what it raises, PreconditionMissing, SlotLost, ConnectionLost, Unsupported.
@@ -150,17 +161,47 @@ def _connected(
 ) -> OpenSlot:
     dsn = connection.same_server
     state = describe_slot(dsn, settings.slot)
-    no_prepare_sent = not state.exists or not state.two_phase
-    if not state.exists:
-        if not create:
-            raise PreconditionMissing(
-                f"slot {settings.slot} does not exist",
-                remedy=REMEDY_CREATE_SLOT,
-            )
-        create_slot(
-            dsn, settings.slot, two_phase=settings.two_phase, failover=settings.failover, on_wait=on_wait
+    if state.exists:
+        return _described(settings, connection, identity, state, is_new=False)
+    if not create:
+        raise PreconditionMissing(
+            f"slot {settings.slot} does not exist",
+            remedy=REMEDY_CREATE_SLOT,
         )
+    create_slot(dsn, settings.slot, two_phase=settings.two_phase, failover=settings.failover, on_wait=on_wait)
+    with dropped_again(dsn, settings.slot):
         state = describe_slot(dsn, settings.slot)
+        return _described(settings, connection, identity, state, is_new=True)
+
+
+@contextmanager
+def dropped_again(login: Login, slot: str) -> Iterator[None]:
+    """What fails in here is of a slot that was just made, and that nobody has read: it is dropped, for else it would
+    keep WAL for ever if nobody tries again. One that cannot be dropped is told."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            drop_slot(login, slot)
+        except XidstreamError as reason:
+            text = (
+                f"slot {slot}, which was just made, could not be dropped again ({reason.message}): it keeps WAL "
+                "until it is read or dropped (`xidstream slot drop`)"
+            )
+            _LOGGER.warning(Event("slot_left", text, slot=slot, error=type(error).__name__))
+        raise
+
+
+def _described(
+    settings: SlotSettings,
+    connection: ReplicationConnection,
+    identity: SlotIdentity | None,
+    state: SlotState,
+    *,
+    is_new: bool,
+) -> OpenSlot:
+    dsn = connection.same_server
+    no_prepare_sent = is_new or not state.two_phase
     if state.plugin != PLUGIN:
         raise PreconditionMissing(
             f"slot {settings.slot} uses the plugin {state.plugin}, not {PLUGIN}",
@@ -200,6 +241,7 @@ def _connected(
         history=connection.switch_points(system.timeline),
         no_prepare_sent=no_prepare_sent,
         pid=connection.server_pid(),
+        is_new=is_new,
     )
 
 

@@ -40,7 +40,7 @@ class DeltaSink(LogSink):
         self._retention = retention
         self._shortening: LogShortening | None = None
         tables = DeltaTables(self._root, retention, self._shorten_logs)
-        super().__init__(tables, DeltaTables(self._root), identity)
+        super().__init__(tables, DeltaTables(self._root, beside=tables), identity)
         self._watch = LogWatch(self._root, self._application_id)
 
     def claim(self, tenure: Tenure) -> None:

@@ -281,11 +281,9 @@ class LogShortening:
         wanted = min(latest, self._wanted(retention, files, lines))
         base = max((line.lsn for line in lines), default=None)
         needed = [*consumed.values(), *([] if base is None else [base])]
-        of_fold = [] if told is None else [(told.place, told.lsn)]
         there = list(lines)
         while True:
-            starts = [*of_fold, *((line.place, line.lsn) for line in there)]
-            stretches = stretches_of(generations, starts)
+            stretches = stretches_of(generations, [(line.place, line.lsn) for line in there], told)
             missing = self._missing_base(wanted, stretches, there)
             if missing is None:
                 cut = cut_for(wanted, stretches, needed)

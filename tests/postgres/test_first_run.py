@@ -15,16 +15,18 @@ import pytest
 from tests.postgres_fixtures import Database
 from xidstream.actors.cli.checks import create_slot_command, drop_slot_command
 from xidstream.actors.preflight import findings_of, require
+from xidstream.actors.reader import slot_reader
 from xidstream.actors.reader.slot_reader import SlotReader
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SlotLost
+from xidstream.pipeline.errors import ExitStatus, PreconditionMissing, SinkDiverged, SlotLost
 from xidstream.pipeline.exchange import Beginning, SlotIdentity
 from xidstream.pipeline.findings import Finding, Status
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.postgres.admin import create_slot, describe_slot
+from xidstream.pipeline.postgres import opening
+from xidstream.pipeline.postgres.admin import create_slot, describe_slot, drop_slot
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.opening import slot_settings
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
@@ -259,6 +261,45 @@ def test_a_delta_root_with_the_tables_of_another_servers_slot_is_no_sign_of_an_e
     write_lake(config, 0x100, of=SlotIdentity(7_000_000_000_000_000_001, "db", config.slot))
     require(config, tell=only_rows_from_before, wait_s=0)
     assert "a run would be its first" in finding(config).statement
+
+
+@NEWEST
+@pytest.mark.parametrize("of_another", [True, False], ids=["another_server", "ahead_of_the_server"])
+def test_a_sink_that_is_refused_is_found_before_the_slot_is_made(config: Config, of_another: bool) -> None:
+    slot, mine = config.slot, identity_of(config)
+    drop_slot_command(config, discard_journal=False)
+    config = dataclasses.replace(config, create_slot=True, snapshot="initial")
+    write_lake(config, 1 << 60, of=dataclasses.replace(mine, system_identifier=7) if of_another else None)
+    with pytest.raises((SinkDiverged, SlotLost)) as refused:
+        require(config, tell=print, wait_s=0)
+    assert refused.value.policy.exit_status is ExitStatus.TERMINAL
+    assert not describe_slot(config.dsn, slot).exists
+
+
+@NEWEST
+def test_a_start_that_fails_behind_the_slot_it_made_drops_it_again_and_no_other(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> Lsn:
+        raise PreconditionMissing("the server was left")
+
+    creating = dataclasses.replace(config, create_slot=True, snapshot="never")
+    for module, name in ((opening, "settled_flush_lsn"), (slot_reader, "with_slot_xmax")):
+        with monkeypatch.context() as failing:
+            failing.setattr(module, name, fail)
+            with pytest.raises(PreconditionMissing, match="was left"):
+                prepare_reader(creating, failing)
+            assert describe_slot(config.dsn, config.slot).exists, "it was there before"
+            drop_slot(config.dsn, config.slot)
+            with pytest.raises(PreconditionMissing, match="was left"):
+                prepare_reader(creating, failing)
+            assert not describe_slot(config.dsn, config.slot).exists
+            failing.setattr(opening, "drop_slot", fail)
+            with pytest.raises(PreconditionMissing, match="was left"):
+                prepare_reader(creating, failing)
+            assert "could not be dropped again" in caplog.text and "slot drop" in caplog.text
+    prepare_reader(creating, monkeypatch)
+    assert describe_slot(config.dsn, config.slot).exists
 
 
 @NEWEST

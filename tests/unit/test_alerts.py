@@ -24,6 +24,8 @@ FOLDER = ROOT / "observability"
 PAGE = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
 PROMTOOL = shutil.which("promtool")
 LABELS = {f"ray_{metric.name}": {"slot", *metric.labels} for metric in METRICS}
+LABELS["ALERTS"] = {"slot", "alertname", "alertstate"}
+"""Prometheus's own, of the rules."""
 
 
 def rules() -> list[dict[str, Any]]:

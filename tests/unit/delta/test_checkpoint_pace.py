@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,10 +47,52 @@ def test_next_checkpoint_is_due_when_the_listings_and_the_commits_cost_as_much_a
 
 
 @pytest.mark.parametrize(("took_s", "n_bytes"), [(1.0, 0), (0.0, 100 * COMMIT_BYTES)])
-def test_a_dear_checkpoint_leaves_the_next_ones_to_deltalake(took_s: float, n_bytes: int) -> None:
+def test_a_dear_checkpoint_has_the_next_ones_with_every_hundredth_commit(took_s: float, n_bytes: int) -> None:
     pace = CheckpointPace(0, 100)
     pace.made(10, took_s, n_bytes)
-    assert not any(pace.is_due(version) for version in range(11, 1_000))
+    assert not any(pace.is_due(version) for version in range(11, 99)) and pace.is_due(99)
+    pace.made(99, took_s, n_bytes)
+    assert not any(pace.is_due(version) for version in range(100, 199))
+    assert pace.is_due(199) and pace.is_due(250), "where version 199 was another's commit"
+
+
+def test_one_that_failed_is_due_again_some_commits_later() -> None:
+    pace = CheckpointPace(90, 100, may_more=False)
+    assert not pace.is_due(98) and pace.is_due(99)
+    pace.failed(99)
+    assert not any(pace.is_due(version) for version in range(99, 99 + LEAST)) and pace.is_due(99 + LEAST)
+    pace.made(99 + LEAST, 0.0, 0)
+    assert not pace.is_due(198) and pace.is_due(199)
+
+
+@pytest.mark.parametrize("version", [LEAST, 99], ids=["ours", "the_hundredth"])
+@pytest.mark.parametrize("obstacle", ["{:020d}.checkpoint.parquet", "_last_checkpoint"])
+def test_a_checkpoint_that_cannot_be_written_fails_no_commit_is_told_once_and_tried_again(
+    location: Location, caplog: pytest.LogCaptureFixture, version: int, obstacle: str
+) -> None:
+    opened(location)
+    if version == 99:
+        DeltaTable(location.uri).alter.set_table_properties({"delta.checkpointInterval": "100"})
+    writer = opened(location)
+    for lsn in range(writer.version + 1, version):
+        writer.commit([], {APP: lsn})
+    log = Path(location.uri) / "_delta_log"
+    # No file can be written in the place of a folder that has something, whoever this process is.
+    names = [obstacle.format(each) for each in (version, version + LEAST)]
+    for name in names:
+        (log / name / "in the way").mkdir(parents=True, exist_ok=True)
+    for lsn in range(version, version + LEAST + 1):
+        writer.commit([], {APP: lsn})
+        assert writer.watermark(APP) == lsn
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "no checkpoint of its log could be written" in told and "its commits stand" in told
+    assert opened(location).watermark(APP) == version + LEAST
+    for name in set(names):
+        shutil.rmtree(log / name)
+    for lsn in range(version + LEAST + 1, version + 2 * LEAST + 1):
+        writer.commit([], {APP: lsn})
+    assert version + 2 * LEAST in checkpoints(location) and (log / "_last_checkpoint").is_file()
+    assert opened(location).watermark(APP) == version + 2 * LEAST
 
 
 def test_a_writer_goes_on_from_its_checkpoints_with_each_row_and_watermark(location: Location) -> None:

@@ -220,9 +220,7 @@ def test_all_that_a_commit_names_is_on_disk_before_it_and_the_commit_when_it_ret
     assert table / "_delta_log" / f"{2:020d}.json" in flushed
 
 
-def test_a_checkpoint_that_deltalake_writes_is_put_on_disk_with_its_commit(
-    location: Location, flushed: list[Path]
-) -> None:
+def test_a_checkpoint_is_put_on_disk_with_its_commit(location: Location, flushed: list[Path]) -> None:
     writer = opened(location)
     for i in range(100):
         writer.commit([], {APP: 20 + i})

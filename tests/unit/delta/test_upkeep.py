@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -19,18 +20,26 @@ from pyarrow import fs
 
 from tests.unit.delta.test_small_files import APP, COLUMNS, LSN, commit, paths, row, rows_of, written
 from tests.unit.delta.test_small_files import s3 as s3
+from tests.unit.log_tables.test_snapshot_log import generation_of
+from tests.unit.log_tables.test_snapshot_log import written as snapshot_of
 from tests.waiting import wait_until
-from xidstream.pipeline.delta import upkeep
+from xidstream.pipeline.delta import delta_table, upkeep
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.delta.upkeep import Pace, Schedule, Step, Upkeep
+from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.log_tables import attempt_files, small_files
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.small_files import SIZE_CLASSES, SizeClass
+from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
 from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.settings.delta_retention import LOG, RECORDED, REMOVED_FILES, DeltaRetention
 
+TENURE = Tenure(1, "epoch", 1, {}, Lsn(10**9))
 NO_TIME = DeltaRetention(log_h=0, files_h=0)
 HOUR_S = 3600
 MANY = SIZE_CLASSES[0].many
@@ -497,3 +506,33 @@ def test_files_that_merges_replaced_go_from_a_store(
     wait_until(lambda: stored() == named())
     assert len(named()) == 3
     assert rows_of(location) == [row(lsn) for lsn in range(1, MANY + 3)]
+
+
+def test_the_lines_of_snapshots_have_the_upkeep_of_the_batches_tables(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that an earlier xidstream has left, whose log it kept for thirty days."""
+    root, owner = Location.parse(str(tmp_path)), Ownership(APP, f"{APP}/messages", "root", TENURE)
+    monkeypatch.setattr(delta_table, "CHECKPOINT_EVERY", 10)
+    before = SnapshotLog(DeltaTables(root), APP, owner)
+    n = MANY + 20
+
+    def take(log: SnapshotLog, number: int) -> None:
+        place = 98 + number
+        bounds = dataclasses.replace(generation_of(1).bounds, place=Lsn(place), valid_from=Lsn(place + 1))
+        generation = dataclasses.replace(generation_of(1), number=number, bounds=bounds)
+        assert log.commit(generation, snapshot_of(log, range(1), place=place))
+
+    take(before, 1)
+    snapshots = root.child("_snapshots")
+    assert LOG not in DeltaTable(snapshots.uri).metadata().configuration
+    tables = DeltaTables(root, NO_TIME)
+    log = SnapshotLog(DeltaTables(root, beside=tables), APP, owner)
+    for number in range(2, n + 1):
+        take(log, number)
+    assert DeltaTable(snapshots.uri).metadata().configuration[LOG] == "interval 0 hours"
+    take(log, n + 1)
+    wait_until(lambda: log_versions(snapshots)[0] > 0)
+    wait_until(lambda: len(data_files(snapshots)) == len(paths(snapshots)) < MANY)
+    tables.close()
+    assert [line.number for line in log.lines(False)] == list(range(1, n + 2))

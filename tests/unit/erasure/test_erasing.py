@@ -20,13 +20,16 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from tests.unit.delta.test_erased_rows import LABEL, SLOT, Table, change, listed, read
 from tests.unit.mirror.bases import PlainMirror
 from tests.unit.sinks import test_log_shortening
+from tests.unit.sinks.test_log_folds import Meanwhile
 from tests.unit.storage.test_journal_file import transaction_rows, unit
 from xidstream.actors.cli.erase import shown
+from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.manifest import read_lines
 from xidstream.pipeline.delta.erased_keys import parse_keys
+from xidstream.pipeline.erasure import kept_states
 from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
-from xidstream.pipeline.errors import PreconditionMissing, UsageError
+from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, UsageError
 from xidstream.pipeline.exchange import UnitEnd
 from xidstream.pipeline.faultpoints import VARIABLE
 from xidstream.pipeline.log_tables.locations import Location
@@ -280,30 +283,119 @@ def test_one_that_was_killed_anywhere_is_given_again_and_ends_in_the_same_state(
     assert killed.ids_on_disk() == {2, 3}
 
 
-@pytest.mark.parametrize("retention", ["base", ""])
-def test_states_that_came_from_older_base_tables_of_a_cut_log_are_told_and_those_of_a_whole_log_stay(
-    tmp_path: Path, retention: str
+@pytest.mark.parametrize("point", ["", "keeping_states", "states_kept", "rows_erased", "base_erased"])
+def test_all_states_that_a_cut_log_had_from_older_base_tables_are_answered_without_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    made = test_log_shortening.Root(Location.parse(str(tmp_path / "delta")))
+    made, mirror = cut_log(tmp_path)
+    assert made.log.oldest_lsn(test_log_shortening.TABLE) == 800
+    if point:
+        with monkeypatch.context() as armed:
+            armed.setattr(faultpoints, "_plan", faultpoints.FaultPlan(f"{point}:error", None))
+            with pytest.raises(ComponentLost):
+                erase_from(made, tmp_path)
+    lost = erase_from(made, tmp_path)
+    assert lost == []
+    check_states(made, 800, 1)
+    assert made.lsns().count(805) == 4, "the fold stands where no commit can"
+    before = DeltaTable(made.table.location.uri).version()
+    # Another key later, with the fold as the oldest start.
+    assert erase_from(made, tmp_path, "id = 2", "t-2") == []
+    check_states(made, 800, 1, 2)
+    assert made.lsns().count(805) == 3 and DeltaTable(made.table.location.uri).version() == before + 1
+    # And the log is cut further as ever.
+    mirror.refresh(2000, values=without(2000, 1, 2))
+    made.shorten("2h")
+    assert made.log.oldest_lsn(test_log_shortening.TABLE) == 1200 and 805 not in made.lsns()
+
+
+def test_a_state_that_the_source_had_deleted_from_is_taken_back_and_folded_too(tmp_path: Path) -> None:
+    """The newest version has not the row any more, and older ones have it."""
+    made, mirror = cut_log(tmp_path)
+    made.put({2100: ("delete", 1, None)})
+    made.prove(2100)
+    mirror.refresh(2100, values=without(2000, 1))
+    assert erase_from(made, tmp_path, upto=2100) == []
+    versions = {line.lsn: line for line in read_lines(made.root, SLOT)}
+    assert set(versions) == {2100}
+    check_states(made, 800, 1)
+
+
+def test_a_fold_that_cannot_be_is_told_with_the_states_that_go(tmp_path: Path) -> None:
+    made, _ = cut_log(tmp_path)
+    made.snapshot(2, 806, 800, test_log_shortening.truth(800))  # it has the fold's place
+    (text,) = erase_from(made, tmp_path)
+    assert "its states from 0/320 on" in text and text.endswith("what can be read now: from 0/326 on")
+
+
+def test_an_erasure_that_takes_nothing_from_a_base_table_folds_nothing(tmp_path: Path) -> None:
+    made, _ = cut_log(tmp_path)
+    assert erase_from(made, tmp_path, "id = 77") == []
+    assert 805 not in made.lsns()
+    assert [line.lsn for line in read_lines(made.root, SLOT)] == [800, 1200]
+
+
+def test_a_cut_that_comes_in_between_has_the_fold_written_again_from_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, mirror = cut_log(tmp_path)
+    mirror.refresh(1600, values=test_log_shortening.truth(1600))
+    between = Meanwhile("keeping_states", lambda: made.shorten("7h"))
+    monkeypatch.setattr(kept_states, "reach", between.reach)
+    erase_from(made, tmp_path)
+    assert between.is_done
+    assert made.log.cut_lsn(test_log_shortening.TABLE) == 1200
+    check_states(made, 1200, 1)
+    folds = [name for name in os.listdir(made.table.location.uri) if name.endswith("-fold")]
+    assert len(folds) == 1, "what no commit names is removed"
+
+
+def test_states_of_a_whole_log_are_folded_from_it_and_nothing_is_told(tmp_path: Path) -> None:
+    made, _ = cut_log(tmp_path, retention="")
+    assert erase_from(made, tmp_path) == [] and made.log.oldest_lsn(test_log_shortening.TABLE) == 100
+    assert 805 not in made.lsns()
+
+
+def cut_log(folder: Path, retention: str = "base") -> tuple[test_log_shortening.Root, PlainMirror]:
+    """A log that is cut at its oldest base table, of 800; another one is of 1,200."""
+    made = test_log_shortening.Root(Location.parse(str(folder / "delta")))
     made.snapshot(1, 100, 40, test_log_shortening.truth(0))
-    for lsn in range(150, 2_051, 100):
+    for lsn in range(100, 2_001, 100):
         made.commit(lsn)
-    made.prove(2_050)
+    made.prove(2_000)
     mirror = PlainMirror(made.root, [test_log_shortening.TABLE])
-    mirror.refresh(800)
-    mirror.refresh(1200)
+    for lsn in (800, 1200):
+        mirror.refresh(lsn, values=test_log_shortening.truth(lsn))
     made.shorten(retention)
-    storage, told = Storage(str(tmp_path / "storage")), list[str]()
-    write_progress(storage, LAYOUT, Lsn(5000))
-    places = Places(made.log, storage, LAYOUT)
-    asked = ErasureRecord("t-1", "", 0, UPTO, now(), "somebody@here", "asked for")
-    erase(
-        places, test_log_shortening.TABLE, parse_keys(["id = 1"]), asked, replace(SETTINGS, tell=told.append)
-    )
-    lost = [text for text in told if "older versions of the base table" in text]
-    if not retention:
-        assert lost == [] and made.log.oldest_lsn(test_log_shortening.TABLE) == 100
-        return
-    assert made.log.oldest_lsn(test_log_shortening.TABLE) == 1200
-    (text,) = lost
-    assert "its states from 0/320 on" in text and text.endswith("what can be read now: from 0/4B0 on")
+    write_progress(Storage(str(folder / "storage")), LAYOUT, Lsn(5000))
+    return made, mirror
+
+
+def erase_from(
+    made: test_log_shortening.Root, folder: Path, key: str = "id = 1", id_: str = "t-1", upto: int = UPTO
+) -> list[str]:
+    """What is told of states that go."""
+    told: list[str] = []
+    places = Places(made.log, Storage(str(folder / "storage")), LAYOUT)
+    asked = ErasureRecord(id_, "", 0, Lsn(upto), now(), "somebody@here", "asked for")
+    settings = replace(SETTINGS, tell=told.append)
+    erase(places, test_log_shortening.TABLE, parse_keys([key]), asked, settings)
+    return [text for text in told if "older versions of the base table" in text]
+
+
+def without(lsn: int, *keys: int) -> dict[int, int]:
+    return {key: value for key, value in test_log_shortening.truth(lsn).items() if key not in keys}
+
+
+def check_states(made: test_log_shortening.Root, first: int, *keys: int) -> None:
+    """Each state from ``first`` on is the table's without these keys, whatever it is read from."""
+    table = test_log_shortening.TABLE
+    assert made.log.oldest_lsn(table) == first
+    for lsn in (first, first + 3, *range(first + 100, 2_001, 100)):
+        assert made.state(lsn) == without(lsn, *keys)
+        base = made.log.table_at(table, Lsn(lsn)).find_base()
+        if base is not None:
+            read_ = DeltaTable(base.location.uri, version=base.version).to_pyarrow_table().to_pylist()
+            assert {row["id"]: row["v"] for row in read_} == without(base.lsn, *keys)
+    with pytest.raises(PreconditionMissing, match="shortened up to"):
+        made.state(first - 1)

@@ -25,16 +25,21 @@ N_FILES = 2
 
 
 class Attempt:
-    """A refresh of one table up to its commit: its file is written, in the version that it found."""
+    """A refresh of one table up to its commit: its file is written, in the version that it found. ``values``: of all
+    rows, by key."""
 
-    def __init__(self, root: Location, owner: int, lsn: int, table: str) -> None:
+    def __init__(
+        self, root: Location, owner: int, lsn: int, table: str, values: dict[int, int] | None = None
+    ) -> None:
         self.lsn = lsn
+        self._is_all = values is not None
         marks = MirrorMarks(SLOT, owner)
         about = about_base(table, ("id",), KEY)
         self.base = BaseTable.open_or_create(current(root).child(table), table, FIELDS, about, marks)
         path = f"refresh-{owner}-{lsn}/part.parquet"
         self.path = self.base.absolute(path)
-        rows = pa.table({"id": [1, 2], "v": [lsn, lsn]}, schema=pa.schema(FIELDS))
+        values = {1: lsn, 2: lsn} if values is None else values
+        rows = pa.table({"id": list(values), "v": list(values.values())}, schema=pa.schema(FIELDS))
         with self.base.location.create(path) as file:
             pq.write_table(rows, file)
         self._new = NewFile.written(self.base.location, path, KEY)
@@ -42,7 +47,7 @@ class Attempt:
     def commit(self) -> int:
         """The version."""
         there = sorted(self.base.files(KEY), key=lambda file: int(re.findall(r"\d+", file.path)[1]))
-        gone = there[: max(0, len(there) + 1 - N_FILES)]
+        gone = there if self._is_all else there[: max(0, len(there) + 1 - N_FILES)]
         self.base.replace([self._new], KEY, gone, self.lsn, 99)
         return self.base.version
 
@@ -59,12 +64,15 @@ class PlainMirror:
         else:
             self.manifest.owner = number
 
-    def begin(self, lsn: int, table: str = TABLE) -> Attempt:
-        return Attempt(self.root, self.manifest.owner, lsn, table)
+    def begin(self, lsn: int, table: str = TABLE, values: dict[int, int] | None = None) -> Attempt:
+        return Attempt(self.root, self.manifest.owner, lsn, table, values)
 
-    def refresh(self, lsn: int, at: datetime.datetime | None = None) -> None:
+    def refresh(
+        self, lsn: int, at: datetime.datetime | None = None, values: dict[int, int] | None = None
+    ) -> None:
+        """``values``: of all rows of each table, by key."""
         now = at or datetime.datetime.now(datetime.timezone.utc)
-        versions = {table: self.begin(lsn, table).commit() for table in self.tables}
+        versions = {table: self.begin(lsn, table, values).commit() for table in self.tables}
         lines = [ManifestLine(SLOT, lsn, now, table, table, 1, 99, v) for table, v in versions.items()]
         self.manifest.append(lines)
 

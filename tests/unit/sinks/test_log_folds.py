@@ -218,3 +218,14 @@ def test_a_mirror_builds_its_base_table_from_a_fold_and_goes_on_from_it(made: Ro
 
     assert refresh(1_800) is Answer.BUILD
     assert refresh(2_000) is Answer.SWAP
+
+
+def test_an_erasure_that_goes_on_with_an_lsn_ahead_of_a_fold_takes_the_rows_from_the_fold_too(
+    made: Root,
+) -> None:
+    """It was killed, the log was folded, and it is given again: the fold has rows of before its LSN."""
+    made.shorten("5h", folds=True)
+    done = erase_rows(made.table.location, TABLE, SLOT, parse_keys(["id = 2"]), 1_000)
+    assert done.n_rows == 1 and fold(made) == LogFold(50, AT, 5)
+    assert made.state(AT) == {key: value for key, value in truth(AT).items() if key != 2}
+    assert made.state(1_700) == truth(1_700), "a change behind the LSN stays"
