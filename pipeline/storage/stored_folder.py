@@ -1,8 +1,8 @@
 """A folder of an object store, as writers and readers of Parquet files want it: by the storage's own client.
 
-``log_tables.locations.Location`` is the same for tables, by deltalake's client and its options. What lies in the storage is
-reached by the storage's URI alone, with the credentials of segments and journal. To translate that URI into deltalake's
-options was rejected: each knows options that the other does not.
+``log_tables.locations.Location`` is the same for tables, by deltalake's client and its options. What lies in the
+storage is reached by its URI alone, with the credentials of segments and journal. To translate that URI into
+deltalake's options was rejected: each knows options that the other does not.
 
 It pickles, as a ``Storage`` does. So actors and Spark's executors have it from a message.
 
