@@ -348,13 +348,18 @@ def _is_right(root: Place, folder: Path, spark: Any, dsn: str) -> bool:
     from xidstream.actors.mirror import Mirror
 
     settings = {"dsn": dsn, "slot": "transfers", "publication": "p", "storage": str(folder / "storage")}
-    # What the last kill left in the slot.
-    ChangeStream(settings).toDelta(str(root)).trigger(availableNow=True).start(spark).awaitTermination()
-    log = ChangeLog(str(root))
-    log.wait()
-    found = log.verify(spark, dsn, "p", staging=str(folder))
+    with _told("what the last kill left in the slot"):
+        ChangeStream(settings).toDelta(str(root)).trigger(availableNow=True).start(spark).awaitTermination()
+    # A verification takes snapshots of the source, and waits for the log to reach them: somebody has to write it.
+    run = ChangeStream(settings).toDelta(str(root)).start(spark)
+    try:
+        with _told("verify"):
+            found = ChangeLog(str(root)).verify(spark, dsn, "p", staging=str(folder))
+    finally:
+        run.stop()
     print(found, flush=True)
-    Mirror(str(root)).refresh(spark)
+    with _told("the last refresh"):
+        Mirror(str(root)).refresh(spark)
     last = manifest_sum(root)
     print(f"base tables at the end: {last}", flush=True)
     with psycopg.connect(dsn) as session:
@@ -367,6 +372,14 @@ def _is_right(root: Place, folder: Path, spark: Any, dsn: str) -> bool:
         for t in held
     }
     return bool(found.is_equal) and last is not None and last[1] == TOTAL and there == held
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Say how long the block took: the end of a long run is where it stood still, if it did."""
+    began_s = time.monotonic()
+    yield
+    print(f"{what}: {time.monotonic() - began_s:.1f} s", flush=True)
 
 
 def has_no_snapshots(root: Place) -> bool:

@@ -37,8 +37,7 @@ from xidstream.pipeline.decode import NotHeld, decode_copied, text_columns
 from xidstream.pipeline.errors import SnapshotLost, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import Conform
-from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.parquet_files import Directory, ParquetFiles, WrittenFile
 from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.range_copy import RangeCopy, told
 from xidstream.pipeline.schema import RelationVersion
@@ -51,9 +50,10 @@ _LSN_COLUMN = "_commit_lsn"
 
 @dataclass(frozen=True)
 class RangeTarget:
-    """Where the rows of a range go: the Delta table, and the job, a part of every directory's name in it."""
+    """Where the rows of a range go: the Delta table, or a folder of the storage, and the job, a part of every
+    directory's name in it."""
 
-    table: Location
+    table: Directory
     job: str
 
 

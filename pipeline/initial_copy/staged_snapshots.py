@@ -5,9 +5,15 @@ A function has no fold: it gets each table's rows first, as one batch, and then 
 released to it before all tables are taken (``complete``), and of the changes it gets none that a snapshot contains
 (``contained``). The slot keeps the stream meanwhile, and the reader holds what fits into its memory.
 
-Readers write the rows as Parquet files below ``snapshots/rows`` of the storage. That must be a folder, because Spark's
-wheels have no connector for object stores. The files are deleted when the function has had them. That it has, is
-recorded behind its return: after a crash in between it gets the table again, as it gets batches again.
+Readers write the rows as Parquet files below ``snapshots/rows`` of the storage. In a folder Spark's own reader reads
+them. In an object store executors read them by the storage's client, a file each, because Spark's wheels have no
+connector for stores. Rejected: to fetch them into a folder of the driver first, because that must have room for the
+whole table, and be reached by all executors; to hand the rows over through Ray's object store, because they would have
+to fit into memory.
+
+The files are deleted when the function has had them. That it has, is recorded behind its return: after a crash in
+between it gets the table again, as it gets batches again. What a killed run leaves is removed by the next one
+(``clean``).
 
 The methods of the log are called by the threads of ``actors.snapshots``, ``deliver`` and ``contained`` by the batch
 loop.
@@ -38,6 +44,7 @@ from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.snapshot_record import forget_told, read_told, write_told
 from xidstream.pipeline.storage.storage import Storage
+from xidstream.pipeline.storage.stored_folder import StoredFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,16 +101,11 @@ class StagedSnapshots:
         self._storage.delete_empty_folder(self._layout.snapshot_rows_prefix)
 
     def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
-        """A function's tables record no place. Raises Unsupported where the storage is no folder."""
+        """A function's tables record no place."""
         path = self._storage.local_path(self._layout.snapshot_rows_prefix)
-        if path is None:
-            raise Unsupported(
-                "snapshots for a function wait in the storage, which must be a folder for that",
-                remedy="give --storage a path that all nodes reach, or --sink delta:URI, or --snapshot never",
-            )
         placement = place((), contract_schema(relation))
         return SnapshotTarget(
-            Location.parse(path),
+            self._stored_rows() if path is None else Location.parse(path),
             f"{relation.relid}-{uuid.uuid4().hex}",
             Conform.of(placement.columns, placement.names),
         )
@@ -129,6 +131,9 @@ class StagedSnapshots:
     def discard(self, target: SnapshotTarget) -> None:
         """Remove what an attempt wrote that has failed."""
         self._check_owner()
+        if isinstance(target.table, StoredFolder):
+            target.table.remove(target.directory)
+            return
         try:
             remove(target.table, target.directory)
         except OSError as error:
@@ -175,8 +180,7 @@ class StagedSnapshots:
             except queue.Empty:
                 continue
             generation = waiting.generation
-            paths = [f"file://{self._storage.local_path(path)}" for path in waiting.paths]
-            give(SnapshotBatch(spark, generation, paths, number))
+            give(self._batch(spark, waiting, number))
             number += 1
             if stopped():
                 return
@@ -184,7 +188,23 @@ class StagedSnapshots:
             self._check_owner()
             write_told(self._storage, self._layout, generation)
             self._told[generation.relid, generation.number] = generation
-            self._storage.delete(waiting.paths)
+            for folder in sorted({path.rpartition("/")[0] for path in waiting.paths}):
+                self._storage.delete_folder(folder)
+        if self._complete.is_set():
+            # In an object store markers of these folders are left.
+            self._check_owner()
+            self._storage.delete_empty_folder(self._layout.snapshot_rows_prefix)
+
+    def _batch(self, spark: SparkSession, waiting: _Waiting, number: int) -> SnapshotBatch:
+        if self._storage.local_root is None:
+            prefix = f"{self._layout.snapshot_rows_prefix}/"
+            paths = [path.removeprefix(prefix) for path in waiting.paths]
+            return SnapshotBatch(spark, waiting.generation, paths, number, self._stored_rows())
+        paths = [f"file://{self._storage.local_path(path)}" for path in waiting.paths]
+        return SnapshotBatch(spark, waiting.generation, paths, number)
+
+    def _stored_rows(self) -> StoredFolder:
+        return StoredFolder(self._storage, self._layout.snapshot_rows_prefix)
 
     def contained(self) -> Mapping[tuple[str, str], SnapshotBounds]:
         """By table: what the function has of it already."""

@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import datetime
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -83,6 +83,18 @@ class WrittenFile:
     """What is known of further columns, where a table has statistics of them."""
 
 
+class Directory(Protocol):
+    """Where files are written: a ``Location``, or a folder of the storage (``storage.stored_folder``)."""
+
+    def create(self, path: str) -> pa.NativeFile:
+        """A new file, relative to this place. Raises OSError or StorageFault."""
+        ...
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Wait until closed files are durable. Raises OSError."""
+        ...
+
+
 class ParquetFiles:
     """Writes record batches of one schema to as many files as they need. Not thread-safe.
 
@@ -93,7 +105,7 @@ class ParquetFiles:
 
     def __init__(
         self,
-        table: Location,
+        table: Directory,
         directory: str,
         schema: pa.Schema,
         lsn_column: str,

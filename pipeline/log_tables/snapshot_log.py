@@ -45,6 +45,7 @@ from xidstream.pipeline.log_tables.commit_attempts import guarded
 from xidstream.pipeline.log_tables.erased_marks import UPTO, erased_id
 from xidstream.pipeline.log_tables.generation_lines import Ended, GenerationLines, ended_of
 from xidstream.pipeline.log_tables.generation_rows import Spoiler, ddl_spoiler, park_spoiler, row_of
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import LogTable, LogTables
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
@@ -141,6 +142,7 @@ class SnapshotLog:
                 self._ownership.check(writer)
                 if any(path.startswith(target.directory) for path in writer.paths()):
                     return
+            assert isinstance(target.table, Location), "a log's tables, which target() named"
             remove(target.table, target.directory)
 
         guarded(self._tables, target.directory, removed)

@@ -20,15 +20,17 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.ddl import Witnessed
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.snapshot.key_filter import BoundComparison
+from xidstream.pipeline.storage.stored_folder import StoredFolder
 
 
 @dataclass(frozen=True)
 class SnapshotTarget:
-    """Where readers write one table's files, and in which columns. ``directory``: below ``table``, of this attempt's
+    """Where readers write one table's files, and in which columns. ``table``: of a log, or a store's folder where
+    rows wait for a function. ``directory``: below ``table``, of this attempt's
     alone. ``key``: the table's name among a sink's, empty where it has none. ``cut``: what committed up to this LSN is
     gone from the table's log, so a snapshot must contain it."""
 
-    table: Location
+    table: Location | StoredFolder
     directory: str
     conform: Conform
     key: str = ""

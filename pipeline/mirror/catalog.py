@@ -4,7 +4,8 @@
 changes and removes what differs. A catalog is a ``Catalog``: it lists, puts and removes, and decides nothing.
 
 - An entry is *ours* if it says that it comes from this slot (``SLOT``) and stands below this root. No other one is
-  touched. Where one has the name that a base table should have, that table is refused, with the reason.
+  touched. Where one has the name that a base table should have, that table is refused, with the reason. An entry that
+  somebody has put in the place of ours since the last listing is found by the catalog's look before it changes one.
 - An entry says where the base table is, its columns, and its key. The columns are for people and their tools: engines
   read them from the Delta log. So an entry changes when a table's columns do, and most refreshes ask nothing.
 - The entry of a base table that is not kept up any more (``base_table.LEFT_OUT``) says so, with the reason. It goes
@@ -95,12 +96,13 @@ class Catalog(Protocol):
     def tables(self) -> list[CatalogTable]:
         """All entries, also those of others."""
 
-    def put(self, table: CatalogTable, *, is_new: bool) -> None:
-        """Make the entry, or change the one of this name. Raises StorageFault where a new one is there by now, and
-        Unsupported where the catalog takes no such entry."""
+    def put(self, table: CatalogTable, *, instead_of: CatalogTable | None) -> None:
+        """Make the entry, or change the one of this name, which was ``instead_of``, and which is made where it is gone.
+        Raises StorageFault where another's entry is there by now, and Unsupported where the catalog takes no such
+        entry."""
 
-    def remove(self, name: str) -> None:
-        """One that is gone already is no error."""
+    def remove(self, table: CatalogTable) -> None:
+        """One that is gone already is no error. Raises StorageFault where another's entry is there by now."""
 
 
 @dataclass(frozen=True)
@@ -166,17 +168,17 @@ class Registration:
             if self._there.get(table.name) != table:
                 check()
                 try:
-                    self._catalog.put(table, is_new=table.name not in self._there)
+                    self._catalog.put(table, instead_of=self._there.get(table.name))
                 except Unsupported as error:
                     refused[table.source] = error.message
                     continue
                 self._there[table.name] = table
                 n_put += 1
-        for name in [name for name, table in self._there.items() if self._is_ours(table, application_id)]:
-            if name not in wanted:
+        for table in [table for table in self._there.values() if self._is_ours(table, application_id)]:
+            if table.name not in wanted:
                 check()
-                self._catalog.remove(name)
-                del self._there[name]
+                self._catalog.remove(table)
+                del self._there[table.name]
                 n_removed += 1
         n_tables = sum(self._is_ours(table, application_id) for table in self._there.values())
         return Registered(n_tables, n_put, n_removed, refused)

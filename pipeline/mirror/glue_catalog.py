@@ -14,6 +14,11 @@ The database must be there: whose it is, and who may read it, is for its owner t
 region as always, and in deltalake's options where those name them. Those options' endpoint is the store's and not
 Glue's, so it is not taken; ``AWS_ENDPOINT_URL_GLUE`` is.
 
+Before an entry is changed or removed it is read once more, because the last listing may be ten minutes old: what others
+have put in its place stays, and so do parameters that they have added to it. What is left
+between that look and the change is some milliseconds. ``VersionId`` of ``UpdateTable`` may close it: it is not sent,
+because it could not be tried on the service, and ``DeleteTable`` has nothing of the kind.
+
 boto3 is optional (``pip install xidstream[s3]``). A call is given up after half a minute at most, because it is made
 beside refreshes.
 """
@@ -33,7 +38,7 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.table_metadata import PREFIX
-from xidstream.pipeline.mirror.catalog import CatalogColumn, CatalogTable
+from xidstream.pipeline.mirror.catalog import SLOT, CatalogColumn, CatalogTable
 from xidstream.pipeline.settings.catalog_names import CatalogName
 
 INSTALL: Final = "pip install 'xidstream[s3]'"
@@ -99,35 +104,60 @@ class GlueCatalog:
         except (BotoCoreError, ClientError) as error:
             raise self._fault(error, "list its tables") from error
 
-    def put(self, table: CatalogTable, *, is_new: bool) -> None:
+    def put(self, table: CatalogTable, *, instead_of: CatalogTable | None) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        wanted = {"DatabaseName": self._name.database, "TableInput": _input(table)}
+        wanted = _input(table)
+        place = {"DatabaseName": self._name.database, "TableInput": wanted}
         try:
-            if not is_new:
-                try:
-                    # Without a version of the entry for each change of columns: Glue keeps and bills those.
-                    self._client.update_table(**wanted, SkipArchive=True)
-                    return
-                except ClientError as error:
-                    if _code(error) != _IS_MISSING:
-                        raise
-            self._client.create_table(**wanted)
+            found = None if instead_of is None else self._found(instead_of)
+            if found is None:
+                self._client.create_table(**place)
+                return
+            others = {
+                name: value
+                for name, value in (found.get("Parameters") or {}).items()
+                if not name.startswith(PREFIX)
+            }
+            wanted["Parameters"] = {**others, **wanted["Parameters"]}
+            # Without a version of the entry for each change of columns: Glue keeps and bills those.
+            self._client.update_table(**place, SkipArchive=True)
         except (BotoCoreError, ClientError) as error:
             if _code(error) in _UNFIT:
                 raise Unsupported(f"{self} takes no such table: {_code(error)}") from error
             raise self._fault(error, f"register {table.name}") from error
 
-    def remove(self, name: str) -> None:
+    def remove(self, table: CatalogTable) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            self._client.delete_table(DatabaseName=self._name.database, Name=name)
+            if self._found(table) is not None:
+                self._client.delete_table(DatabaseName=self._name.database, Name=table.name)
         except ClientError as error:
             if _code(error) != _IS_MISSING:
-                raise self._fault(error, f"remove {name}") from error
+                raise self._fault(error, f"remove {table.name}") from error
         except BotoCoreError as error:
-            raise self._fault(error, f"remove {name}") from error
+            raise self._fault(error, f"remove {table.name}") from error
+
+    def _found(self, expected: CatalogTable) -> dict[str, Any] | None:
+        """The entry as it is now; None where it is gone. Raises StorageFault where it is another's, and what boto3
+        raises."""
+        from botocore.exceptions import ClientError
+
+        try:
+            answer = self._client.get_table(DatabaseName=self._name.database, Name=expected.name)
+        except ClientError as error:
+            if _code(error) == _IS_MISSING:
+                return None
+            raise
+        found: dict[str, Any] = answer["Table"]
+        entry = _entry(found)
+        if entry.uri != expected.uri or entry.properties.get(SLOT) != expected.properties.get(SLOT):
+            raise StorageFault(
+                f"{self}: {expected.name} is another's entry by now, and is left as it is",
+                remedy="rename one of the two: the base table is refused while the other has its name",
+            )
+        return found
 
     def _fault(self, error: Exception, doing: str) -> XidstreamError:
         code = _code(error)

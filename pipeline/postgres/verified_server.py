@@ -9,6 +9,8 @@ no table, and comes through the slot. It is the only thing that a verification w
 its own, because heartbeats never reach the sink (``postgres.heartbeat``). A standby cannot write one, and before
 PostgreSQL 14 pgoutput sends none.
 
+*Who reads.* A log that is waited for has to be written by somebody. Whether a run has the slot, the server knows.
+
 Called by ``pipeline.verify``.
 """
 
@@ -28,6 +30,10 @@ _ASKED: Final = (
 )
 _HAS_SLOT: Final = (
     "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s AND database = current_database())"
+)
+
+_IS_READ: Final = (
+    "SELECT active FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()"
 )
 
 
@@ -53,6 +59,13 @@ def verified_server(dsn: Dsn, slot: str) -> VerifiedServer:
         assert row is not None and slots is not None
         can_mark = connection.info.server_version >= PG14 and not row[2]
         return VerifiedServer(row[0], row[1], slots[0], row[2], can_mark)
+
+
+def is_read(dsn: Dsn, slot: str) -> bool:
+    """Whether somebody reads the slot; also where it is none of this database. Raises what connecting raises."""
+    with sql_connection(dsn, "whether the slot is read") as connection:
+        row = connection.execute(_IS_READ, (slot,)).fetchone()
+    return row is None or bool(row[0])
 
 
 def mark(dsn: Dsn) -> None:

@@ -28,11 +28,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 
 if TYPE_CHECKING:
@@ -54,6 +53,14 @@ def is_read_as_named(names: Iterable[str]) -> bool:
     return not any(_REPLACED in name for name in names)
 
 
+class StoredPlace(Protocol):
+    """A place in an object store: a ``Location``, or a folder of the storage (``storage.stored_folder``). Pickles."""
+
+    def open(self, path: str) -> AbstractContextManager[Any]:
+        """A file to read from, relative to this place."""
+        ...
+
+
 class HeldColumn(NamedTuple):
     """Which column of a file has a column's values: the one with the field id ``id``, in a file that has such ids, else
     the first of ``names`` that is there."""
@@ -67,7 +74,7 @@ def parquet_frame(
     paths: Sequence[str],
     schema: pa.Schema,
     options: Mapping[str, str],
-    location: Location | None = None,
+    location: StoredPlace | None = None,
     held: Sequence[HeldColumn] | None = None,
     wanted: pc.Expression | None = None,
 ) -> DataFrame:
@@ -92,7 +99,7 @@ class StoredFiles:
 
     paths: tuple[str, ...]
     schema: pa.Schema
-    location: Location | None = None
+    location: StoredPlace | None = None
     held: tuple[HeldColumn, ...] | None = None
     wanted: pc.Expression | None = None
 
@@ -139,12 +146,7 @@ class StoredFiles:
     def _opened(self, path: str) -> AbstractContextManager[Any]:
         if self.location is None:
             return open(path.removeprefix("file://"), "rb")
-        from deltalake.fs import DeltaStorageHandler
-
-        opened: AbstractContextManager[Any] = DeltaStorageHandler(
-            self.location.uri, self.location.storage_options
-        ).open_input_file(path)
-        return opened
+        return self.location.open(path)
 
     def _conformed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         arrays = []

@@ -12,6 +12,7 @@ from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark.parquet_frames import parquet_frame
 from xidstream.pipeline.spark.spark_batch import SparkBatch, TableSnapshot
 from xidstream.pipeline.spark.spark_schemas import spark_schema
+from xidstream.pipeline.storage.stored_folder import StoredFolder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class SnapshotBatch(SparkBatch):
-    """``paths``: of the Parquet files with the rows, in contract layout; none for an empty table."""
+    """``paths``: of the Parquet files with the rows, in contract layout; none for an empty table. They are absolute, or
+    below ``folder`` in an object store."""
 
     def __init__(
         self,
@@ -27,11 +29,13 @@ class SnapshotBatch(SparkBatch):
         generation: Generation,
         paths: Sequence[str],
         number: int,
+        folder: StoredFolder | None = None,
     ) -> None:
         self._spark = spark
         self._generation = generation
         self._paths = list(paths)
         self._number = number
+        self._folder = folder
 
     def __repr__(self) -> str:
         return f"SparkBatch(snapshot of {self._generation.name}, generation {self._generation.number})"
@@ -49,7 +53,7 @@ class SnapshotBatch(SparkBatch):
         relation = self._generation.relation
         if table not in (relation.name, (relation.schema, relation.table)):
             raise UsageError(f"the batch has no rows of table {table!r}", remedy="see batch.tables")
-        return parquet_frame(self._spark, self._paths, contract_schema(relation), {})
+        return parquet_frame(self._spark, self._paths, contract_schema(relation), {}, self._folder)
 
     @property
     def transactions(self) -> DataFrame:

@@ -122,6 +122,21 @@ class Storage:
                 self._undo(stream, path)
                 raise
 
+    @contextmanager
+    def reading(self, key: str) -> Iterator[pa.NativeFile]:
+        """The object, to be read in parts. What Arrow raises in the block is StorageFault, too."""
+        with self._failing("read", key), self._filesystem.open_input_file(self._path(key)) as file:
+            yield file
+
+    def stored_output(self, key: str) -> pa.NativeFile:
+        """A *new* object of an object store, which appears when the file is closed, also where its writer has failed.
+
+        Raises StorageFault here, and OSError from the file itself."""
+        if self._is_local:
+            raise UsageError("an object of a folder is written by create()")
+        with self._failing("write", key):
+            return self._filesystem.open_output_stream(self._path(key))
+
     def _undo(self, stream: pa.NativeFile, path: str) -> None:
         # Arrow has no abort. Closing may complete the upload of a torn object, so the object is deleted after that.
         for step in (stream.close, functools.partial(self._filesystem.delete_file, path)):

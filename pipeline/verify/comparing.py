@@ -1,7 +1,9 @@
 """A few tables, held at once: their snapshots, the wait for the log, and each one's read and comparison.
 
 First all of them are held, each with its own E. Then the log is waited for once. Then each is read, let go of, and
-compared. What keeps a table from being compared is its result. Only a log that stands still ends more than one table.
+compared. What keeps a table from being compared is its result. Only a log that stands still ends more than one table:
+it has not come far enough in time, or nobody has read the slot for a minute, so that the tables would be held for
+nothing.
 
 Called by ``verifying``.
 """
@@ -30,7 +32,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.table_holder import HeldSnapshot, TableHolder
-from xidstream.pipeline.postgres.verified_server import VerifiedServer, mark
+from xidstream.pipeline.postgres.verified_server import VerifiedServer, is_read, mark
 from xidstream.pipeline.quantities import human_s
 from xidstream.pipeline.snapshot.key_filter import ranged_filter
 from xidstream.pipeline.snapshot.tables import PublishedSource
@@ -47,6 +49,10 @@ _STANDBY_ATTEMPTS: Final = 20
 _POLL_S: Final = 0.5
 _MARK_AFTER_S: Final = 2.0
 """A commit of somebody else's may come first."""
+_LOOK_S: Final = 5.0
+"""How often the server is asked whether somebody reads the slot."""
+_UNREAD_S: Final = 60.0
+"""A run that was restarted has its slot again by then, on a busy machine, too."""
 
 
 class LogStandsStill(EnvironmentFault):
@@ -105,6 +111,7 @@ class Comparing:
         """Until the log answers at ``lsn``. Raises LogStandsStill."""
         began_s = time.monotonic()
         has_marked = False
+        looked_s = read_s = 0.0
         while (found := answered_up_to(self.log)) < lsn:
             self.check()
             waited_s = time.monotonic() - began_s
@@ -116,7 +123,7 @@ class Comparing:
                 )
                 raise LogStandsStill(
                     f"the change log answers up to {found}, and the source's snapshot needs {lsn}: waited for "
-                    f"{human_s(waited_s)}; is a run of slot {self.log.application_id.rpartition('/')[2]} up?{hint}"
+                    f"{human_s(waited_s)}; is a run of slot {self._slot} up?{hint}"
                 )
             if (
                 not has_marked
@@ -125,7 +132,19 @@ class Comparing:
             ):
                 mark(self.dsn)
                 has_marked = True
+            if waited_s >= looked_s + _LOOK_S:
+                looked_s = waited_s
+                read_s = waited_s if is_read(self.dsn, self._slot) else read_s
+                if waited_s - read_s >= _UNREAD_S:
+                    raise LogStandsStill(
+                        f"the change log answers up to {found}, and the source's snapshot needs {lsn}: nobody has read "
+                        f"slot {self._slot} for {human_s(waited_s - read_s)}, and a run of it has to be up"
+                    )
             time.sleep(_POLL_S)
+
+    @property
+    def _slot(self) -> str:
+        return self.log.application_id.rpartition("/")[2]
 
     def _placed(self, held: HeldSnapshot) -> tuple[HeldSnapshot, Moment]:
         """When the snapshot is, in the log; another snapshot where that cannot be told."""

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,8 @@ from tests.e2e.conftest import Pipeline, to_arrow
 from tests.fold import Log, Row, folded
 from tests.postgres_fixtures import Database
 from tests.processes import living_below
+from tests.s3_server import S3Server
+from tests.waiting_rows import waiting_rows
 from xidstream import ChangeLog, ChangeStream, LogState, Mirror, SparkBatch
 from xidstream.actors.cli.resync import resync_command
 from xidstream.actors.cli.snapshots import request_command
@@ -843,15 +845,25 @@ class Collected:
         return folded(columns, key, self.before[table], self.changes.get(table, []))
 
 
+@pytest.fixture(params=["folder", "s3"])
+def function_storage(request: pytest.FixtureRequest, pipeline: Pipeline) -> Iterator[str]:
+    if request.param == "folder":
+        yield str(pipeline.storage)
+        return
+    server = S3Server()
+    yield server.uri("storage")
+    server.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_function_gets_the_rows_from_before_first_and_of_the_changes_what_they_lack(
-    pipeline: Pipeline,
+    pipeline: Pipeline, function_storage: str
 ) -> None:
     database = pipeline.database
     database.execute(SCHEMA)
     database.execute("create publication p for all tables with (publish_via_partition_root = true)")
-    config = pipeline.config(snapshot="initial", snapshot_connections=2)
+    config = pipeline.config(snapshot="initial", snapshot_connections=2, storage=function_storage)
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", config.slot)
     collected = Collected()
     collected.fail_at = "public.documents"
@@ -877,7 +889,9 @@ def test_a_function_gets_the_rows_from_before_first_and_of_the_changes_what_they
         names = [name.strip().strip('"') for name in columns.split(",")]
         key = None if table == "history" else ["id", "Day"] if table == "Orders" else ["id"]
         assert collected.rows(f"public.{table}", names, key) == state[table], table
-    pipeline.query = ChangeStream(pipeline.config()).foreachBatch(collected).start(pipeline.spark)
+    assert waiting_rows(function_storage) == [], "nothing is left where they waited"
+    again = pipeline.config(storage=function_storage)
+    pipeline.query = ChangeStream(again).foreachBatch(collected).start(pipeline.spark)
     collected.changes.clear()
     database.execute("insert into empty values (7)")
     pipeline.wait_until(lambda: "public.empty" in collected.changes)

@@ -1,12 +1,15 @@
-"""Snapshots into an object store: nodes' own credentials, multipart uploads, and the same fold."""
+"""Snapshots into an object store: nodes' own credentials, multipart uploads, and the same fold. And snapshots that wait
+there for a function, of a run that is killed."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +19,10 @@ from tests.fold import Log, standing_generations
 from tests.postgres_fixtures import Database
 from tests.s3_server import S3Server
 from tests.waiting import wait_until
+from tests.waiting_rows import waiting_rows
 from xidstream.pipeline.pg import Lsn
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 TABLES = {"accounts": "id, note", "history": "id, delta", "documents": "id, title, body", "empty": "id"}
 SCHEMA = """
@@ -42,6 +46,7 @@ def s3() -> Iterator[S3Server]:
     server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_snapshots_into_an_object_store_and_the_changes_behind_them_fold_to_the_source(
     database: Database, s3: S3Server, tmp_path: Path
@@ -92,3 +97,71 @@ def test_snapshots_into_an_object_store_and_the_changes_behind_them_fold_to_the_
         log = Log(root, "public", table, settings)
         assert log.at(end) == Counter(database.execute(f"select {columns} from {table}")), table
     assert Log(root, "public", "accounts", settings).n_snapshot_rows == 150_000
+
+
+HANDLE = """
+import json, time
+from pathlib import Path
+
+FOLDER = Path({folder!r})
+
+def handle(batch):
+    assert batch.snapshot is not None
+    for table in batch.tables:
+        if table == "public.documents" and not (FOLDER / "stands").exists():
+            (FOLDER / "stands").touch()
+            time.sleep(3600)
+        rows = [json.dumps([row[name] for name in {columns!r}[table]]) for row in batch.dataframe(table).collect()]
+        with (FOLDER / table).open("a") as out:
+            out.write(json.dumps(rows) + "\\n")
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("postgres_server", [18], indirect=True)
+def test_a_run_that_is_killed_with_a_table_in_a_functions_hands_leaves_what_the_next_one_removes(
+    database: Database, s3: S3Server, tmp_path: Path
+) -> None:
+    database.execute(SCHEMA)
+    columns = {f"public.{table}": names.split(", ") for table, names in TABLES.items()}
+    (tmp_path / "kept.py").write_text(HANDLE.format(folder=str(tmp_path), columns=columns))
+    storage = s3.uri("segments")
+    arguments = options(
+        database,
+        tmp_path,
+        "--create-slot",
+        "--snapshot",
+        "initial",
+        "--available-now",
+        sink="foreach:kept:handle",
+    )
+    arguments[arguments.index("--storage") + 1] = storage
+    command: dict[str, Any] = {
+        "args": [*XIDSTREAM, *arguments],
+        "stdin": subprocess.DEVNULL,
+        "text": True,
+        "env": environment({"PYTHONPATH": str(tmp_path)}),
+    }
+    with (tmp_path / "killed.log").open("w") as log:
+        killed = subprocess.Popen(**command, stdout=log, stderr=log)
+        try:
+            wait_until((tmp_path / "stands").exists, 180)
+            wait_until(lambda: len(waiting_rows(storage)) > 0, 30)
+        finally:
+            killed.kill()
+            killed.wait()
+    left = set(waiting_rows(storage))
+    assert any(key.rpartition("/rows/")[2].startswith(f"{relid_of(database, 'documents')}-") for key in left)
+    ended = subprocess.run(**command, capture_output=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert waiting_rows(storage) == []
+    for table, names in TABLES.items():
+        got = [json.loads(line) for line in (tmp_path / f"public.{table}").read_text().splitlines()]
+        assert len(got) == 1, "each table once: the killed run's last was not given"
+        rows = Counter(tuple(json.loads(row)) for row in got[0])
+        assert rows == Counter(database.execute(f"select {names} from {table}")), table
+
+
+def relid_of(database: Database, table: str) -> int:
+    ((relid,),) = database.execute("select %s::regclass::oid::bigint", table)
+    return int(relid)

@@ -27,6 +27,7 @@ from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.sessions import pinned
 from xidstream.pipeline.postgres.settings import SlotSettings, Streaming
 from xidstream.pipeline.postgres.stream_options import stream_options
+from xidstream.pipeline.postgres.verified_server import is_read
 
 pytestmark = pytest.mark.postgres
 
@@ -110,6 +111,14 @@ def test_identify_system_names_server_and_database(database: Database) -> None:
         < identity.xlogpos
         <= Lsn.parse(database.execute("SELECT pg_current_wal_lsn()::text")[0][0])
     )
+
+
+def test_a_verification_hears_whether_somebody_reads_the_slot(database: Database) -> None:
+    made = prepare(database)
+    assert not is_read(made.dsn, made.slot)
+    with streaming(made):
+        assert is_read(made.dsn, made.slot)
+    assert is_read(made.dsn, "elsewhere"), "where the slot is not known, nobody can tell"
 
 
 def test_session_settings_win_over_dsn_and_environment(

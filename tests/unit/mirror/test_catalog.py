@@ -59,16 +59,16 @@ class Kept:
         self._note("list")
         return list(self.entries.values())
 
-    def put(self, table: CatalogTable, *, is_new: bool) -> None:
-        self._note(f"{'new' if is_new else 'change'} {table.name}")
+    def put(self, table: CatalogTable, *, instead_of: CatalogTable | None) -> None:
+        self._note(f"{'new' if instead_of is None else 'change'} {table.name}")
         if table.name in self.unfit:
             raise Unsupported("no such names here")
-        assert is_new == (table.name not in self.entries)
+        assert instead_of == self.entries.get(table.name)
         self.entries[table.name] = table
 
-    def remove(self, name: str) -> None:
-        self._note(f"remove {name}")
-        del self.entries[name]
+    def remove(self, table: CatalogTable) -> None:
+        self._note(f"remove {table.name}")
+        assert self.entries.pop(table.name) == table
 
     def since(self) -> list[str]:
         asked, self.asked = self.asked, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 from collections.abc import Iterator
@@ -28,8 +29,9 @@ from xidstream.pipeline.errors import (
     XidstreamError,
 )
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.mirror.base_table import LEFT_OUT
 from xidstream.pipeline.mirror.base_tables import BaseTables
-from xidstream.pipeline.mirror.catalog import CatalogTable, Registered
+from xidstream.pipeline.mirror.catalog import SLOT, CatalogTable, Registered
 from xidstream.pipeline.mirror.glue_catalog import GlueCatalog, check_usable
 from xidstream.pipeline.settings.catalog_names import CatalogName
 
@@ -116,20 +118,54 @@ def test_an_entry_that_somebody_made_since_the_listing_is_not_overwritten(near: 
     catalog = GlueCatalog(SHOP, PLACE)
     near.create_table(DatabaseName="shop", TableInput={"Name": "t", "Description": "theirs"})
     with pytest.raises(StorageFault, match="cannot register t: AlreadyExistsException"):
-        catalog.put(ENTRY, is_new=True)
+        catalog.put(ENTRY, instead_of=None)
     assert entries(near)["t"]["Description"] == "theirs"
     assert [table.comment for table in catalog.tables()] == ["theirs"], (
         "an entry with next to nothing is read"
     )
 
 
+def test_an_entry_that_somebody_put_in_the_place_of_ours_is_neither_changed_nor_removed(near: Any) -> None:
+    """The listing may be ten minutes old."""
+    near.create_database(DatabaseInput={"Name": "shop"})
+    catalog = GlueCatalog(SHOP, PLACE)
+    ours = dataclasses.replace(ENTRY, properties={SLOT: "7/db/slot"})
+    catalog.put(ours, instead_of=None)
+    near.delete_table(DatabaseName="shop", Name="t")
+    near.create_table(
+        DatabaseName="shop",
+        TableInput={"Name": "t", "Description": "theirs", "StorageDescriptor": {"Location": ours.uri}},
+    )
+    for change in (lambda: catalog.put(ours, instead_of=ours), lambda: catalog.remove(ours)):
+        with pytest.raises(StorageFault, match="t is another's entry by now, and is left as it is"):
+            change()
+        assert entries(near)["t"]["Description"] == "theirs"
+
+
+def test_parameters_that_somebody_added_to_an_entry_of_ours_stay_when_it_changes(near: Any) -> None:
+    near.create_database(DatabaseInput={"Name": "shop"})
+    catalog = GlueCatalog(SHOP, PLACE)
+    ours = dataclasses.replace(ENTRY, properties={SLOT: "7/db/slot", LEFT_OUT: "{}"})
+    catalog.put(ours, instead_of=None)
+    parameters = {**entries(near)["t"]["Parameters"], "team": "sales", "table_type": "EXTERNAL_TABLE"}
+    near.update_table(
+        DatabaseName="shop",
+        TableInput={"Name": "t", "Parameters": parameters, "StorageDescriptor": {"Location": ours.uri}},
+    )
+    wanted = dataclasses.replace(ours, comment="refreshed again", properties={SLOT: "7/db/slot"})
+    catalog.put(wanted, instead_of=ours)
+    assert catalog.tables() == [wanted]
+    changed = entries(near)["t"]["Parameters"]
+    assert (changed["team"], changed["table_type"]) == ("sales", "DELTA")
+
+
 def test_what_is_gone_already_is_removed_and_what_was_removed_is_made_again(near: Any) -> None:
     near.create_database(DatabaseInput={"Name": "shop"})
     catalog = GlueCatalog(SHOP, PLACE)
-    catalog.remove("t")
-    catalog.put(ENTRY, is_new=False)
+    catalog.remove(ENTRY)
+    catalog.put(ENTRY, instead_of=ENTRY)
     assert catalog.tables() == [ENTRY]
-    catalog.remove("t")
+    catalog.remove(ENTRY)
     assert catalog.tables() == []
 
 
@@ -141,15 +177,17 @@ def test_a_database_that_is_not_there_and_a_service_that_fails_are_told_apart(ne
     assert "aws glue create-database --database-input Name=shop" in missing.value.remedy
     catalog = GlueCatalog(SHOP, PLACE)
     with Stubber(catalog._client) as stub:
-        stub.add_client_error("update_table", "ThrottlingException")
+        stub.add_client_error("get_table", "ThrottlingException")
         with pytest.raises(StorageFault, match="glue:shop cannot register t: ThrottlingException"):
-            catalog.put(ENTRY, is_new=False)
+            catalog.put(ENTRY, instead_of=ENTRY)
         stub.add_client_error("create_table", "ValidationException")
         with pytest.raises(Unsupported, match="glue:shop takes no such table: ValidationException"):
-            catalog.put(ENTRY, is_new=True)
+            catalog.put(ENTRY, instead_of=None)
+        found = {"Name": "t", "StorageDescriptor": {"Location": ENTRY.uri}}
+        stub.add_response("get_table", {"Table": found})
         stub.add_client_error("delete_table", "AccessDeniedException")
         with pytest.raises(StorageFault, match="glue:shop cannot remove t: AccessDeniedException"):
-            catalog.remove("t")
+            catalog.remove(ENTRY)
 
 
 class Told:
