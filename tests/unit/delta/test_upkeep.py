@@ -312,9 +312,9 @@ def test_middling_files_are_merged_beside_the_commits_and_taken_in_behind_one(
     wait_for_merge(table)
     assert len(paths(location)) == 4, "nobody names it yet"
     commit_large(table, 5)
-    assert set(paths(location)) == merged(location) | {
-        p for p in paths(location) if p.startswith("data-00005")
-    }
+    # The upkeep may have looked at the version from before, and prepared the same once more: nobody takes that in.
+    taken_in, newest = sorted(paths(location), key=lambda path: path.startswith("data-00005"))
+    assert taken_in in merged(location) and newest.startswith("data-00005")
     assert rows_of(location) == [large_row(lsn) for lsn in range(1, 6)]
 
 
