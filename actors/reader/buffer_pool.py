@@ -22,8 +22,9 @@ from xidstream.actors.reader.buffer_fleet import BufferFleet
 from xidstream.actors.reader.buffer_handle import BufferHandle, held_of
 from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.actors.reader.in_flight import InFlight
+from xidstream.actors.reader.small_blocks import SmallBlocks
 from xidstream.pipeline.account.model import OpenPart, named
-from xidstream.pipeline.exchange import TransactionEnd
+from xidstream.pipeline.exchange import Sealed, TransactionEnd
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.settings.config import Config
@@ -75,6 +76,7 @@ class BufferPool:
         self._open: dict[Xid, _Open] = {}
         self._sealed: dict[Xid, ray.ObjectRef] = {}
         self._in_flight = InFlight()
+        self._small_blocks = SmallBlocks(settings)
         self.n_moved = 0
 
     @property
@@ -132,9 +134,14 @@ class BufferPool:
         for buffer in self._buffers.values():
             self._send(buffer)
 
-    def decode_plain(self, cut: PlainBlock, ticket: int) -> ray.ObjectRef:
+    def decode_plain(self, cut: PlainBlock, ticket: int) -> ray.ObjectRef | Sealed:
+        """Its content, where it is so small that it was decoded here; else the reference to it."""
         block = cut.block
         assert block is not None, "a plain block is sent once"
+        content = self._small_blocks.decode(block)
+        if content is not None:
+            self._spares.release(block.payload)
+            return content
         sealed, ended = self._buffers[self._policy.for_plain_block(ticket)].decode_plain(block)
         self._spares.release(block.payload)
         self._in_flight.add(ended, block.n_bytes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from typing import Any, Final
 
 import ray
@@ -26,7 +25,7 @@ class Sender(CutRouting):
         super().__init__(pool, self._submit_to_actor, backlog)
         self._pool = pool
         self._sequencer = sequencer
-        self._submitted: deque[ray.ObjectRef] = deque()
+        self._submitted: list[ray.ObjectRef] = []
         self._next_ask_s = 0.0
 
     def collect(self, done_ticket: int) -> None:
@@ -38,16 +37,21 @@ class Sender(CutRouting):
             # While reading is paused nothing is submitted, and the sequencer joins what waits.
             self._submit_to_actor([])
             self._next_ask_s = now_s + _ASK_INTERVAL_S
-        while self._submitted and ray.wait([self._submitted[0]], timeout=0)[0]:
-            try:
-                self._backlog.measured(ray.get(self._submitted.popleft()))
-            except Exception as error:
-                # A call that waited for a buffer fails with it, and the buffer's own word comes first.
-                self._pool.collect()
-                raise unwrap(error, "commit sequencer") from error
+        if not self._submitted:
+            return
+        done, self._submitted = ray.wait(self._submitted, num_returns=len(self._submitted), timeout=0)
+        if not done:
+            return
+        try:
+            *_, measured_bytes = ray.get(done)
+        except Exception as error:
+            # A call that waited for a buffer fails with it, and the buffer's own word comes first.
+            self._pool.collect()
+            raise unwrap(error, "commit sequencer") from error
+        self._backlog.measured(measured_bytes)
 
     def _submit_to_actor(self, entries: list[TicketedCut]) -> None:
-        if len(entries) == 1 and entries[0].has_content:
+        if len(entries) == 1 and entries[0].has_content and isinstance(entries[0].result, ray.ObjectRef):
             # Ray makes the call when the content is there, and a small one goes with it. A reference inside of the
             # entry costs the sequencer questions to this process, for the value and for who still names it.
             (entry,) = entries

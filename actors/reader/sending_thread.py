@@ -30,12 +30,9 @@ _LOOK_INTERVAL_S = 0.01
 _IDLE_INTERVAL_S = 0.05
 """Where so little is in flight that nobody waits for its credit."""
 _LITTLE_BYTES = 64 << 10
-_TRICKLE_INTERVAL_S = 0.1
-"""Where little waits for the sink, too."""
+_TRICKLE_INTERVAL_S = 0.25
+"""Where little waits for the sink, too: what has failed may be seen a moment later. What comes wakes this thread."""
 _TRICKLE_BYTES = 1 << 20
-_REST_INTERVAL_S = 0.25
-"""Where nothing is in flight, or waits for the sink, and nothing was sent for a while. What comes wakes this thread."""
-_RESTS_AFTER_S = 1.0
 _CLOSE_TIMEOUT_S = 3.0
 _CUT_BYTES = 8 << 10
 """What a cut counts beside its rows: its memory, and the calls to Ray that it is, which must not queue up without bound
@@ -56,7 +53,7 @@ class SendingThread:
         self._queue: queue.SimpleQueue[Sequence[Cut] | None] = queue.SimpleQueue()
         self.submitted_bytes = self.sent_bytes = 0
         """Since the start: by the reading thread, and from here; each with what a cut counts beside its rows."""
-        self._next_look_s = self._sent_s = 0.0
+        self._next_look_s = 0.0
         self._failure: BaseException | None = None
         self._looked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sending", daemon=True)
@@ -123,8 +120,7 @@ class SendingThread:
                 if cuts:
                     self._sender.send(cuts)
                     self.sent_bytes += _bytes_of(cuts)
-                    self._sent_s = time.monotonic()
-                    self._next_look_s = min(self._next_look_s, self._sent_s + self._interval_s(self._sent_s))
+                    self._next_look_s = min(self._next_look_s, time.monotonic() + self._interval_s())
                 self._look(idle=not cuts)
         except BaseException as error:  # noqa: BLE001
             # The reading thread raises it.
@@ -155,18 +151,14 @@ class SendingThread:
         self._pool.fleet.done(self.free_ticket)
         if idle:
             self._pool.fleet.stop_idle()
-        self._next_look_s = now_s + self._interval_s(now_s)
+        self._next_look_s = now_s + self._interval_s()
         self._looked.set()
 
-    def _interval_s(self, now_s: float) -> float:
+    def _interval_s(self) -> float:
         """How long the next look waits."""
-        in_flight_bytes, backlog_bytes = self._pool.in_flight_bytes, self._sender.backlog_bytes
-        if in_flight_bytes >= _LITTLE_BYTES:
+        if self._pool.in_flight_bytes >= _LITTLE_BYTES:
             return _LOOK_INTERVAL_S
-        if backlog_bytes >= _TRICKLE_BYTES:
-            return _IDLE_INTERVAL_S
-        is_resting = not (in_flight_bytes or backlog_bytes) and now_s - self._sent_s > _RESTS_AFTER_S
-        return _REST_INTERVAL_S if is_resting else _TRICKLE_INTERVAL_S
+        return _IDLE_INTERVAL_S if self._sender.backlog_bytes >= _TRICKLE_BYTES else _TRICKLE_INTERVAL_S
 
 
 def _bytes_of(cuts: Sequence[Cut]) -> int:

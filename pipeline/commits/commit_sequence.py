@@ -54,6 +54,8 @@ from xidstream.pipeline.transactions.sealed import left_out, nothing, undelivera
 
 _VERIFYING_THREADS: Final = 2
 """One reads a large prepared transaction, and a small one need not wait for it."""
+_CREDIT_SHARE: Final = 8
+"""The share of ``backlog_bytes`` that a log may have taken without a word to the reader: one part of so many."""
 
 
 class CommitSequence:
@@ -146,6 +148,7 @@ class CommitSequence:
             self._changed,
             self._threads,
             sink_remembers=self._config.sink_kind.is_log,
+            little_bytes=self._config.backlog_bytes // _CREDIT_SHARE,
         )
         self._confirming.awaited_lsn = target_lsn
         self._is_open = True
@@ -369,7 +372,7 @@ class CommitSequence:
             self._check_loop(loop)
             self._left_out += [(each.xid, each.commit_lsn) for each in self._leaving_out.pop(number)]
         contents = self._order.batch_done(number)
-        self._confirming.press()
+        self._confirming.press(sum(content.memory_bytes for content in contents))
         # At this moment: a file that leaves the journal is removed behind a record without it, and with what it names.
         keys = [key for content in contents for key in content.stored_keys()]
         in_use = self._journaling.in_use(keys)

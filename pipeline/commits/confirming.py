@@ -58,8 +58,9 @@ class Confirming:
         threads: MakeThreads = own_threads,
         *,
         sink_remembers: bool = False,
+        little_bytes: int = 0,
     ) -> None:
-        """``sink_remembers``: as ``RecordPace`` has it."""
+        """``sink_remembers``: as ``RecordPace`` has it; ``little_bytes``: so much may be in the sink without credit."""
         self._order = order
         self._storage = storage
         self._journaling = journaling
@@ -72,8 +73,11 @@ class Confirming:
         """The thread that writes records."""
         self._pace = RecordPace(remembers=sink_remembers)
         """How long what has moved waits."""
-        self._is_pressing = self._is_ending = False
-        """Whether the sink has just done something; whether the run stops."""
+        self._little_bytes = little_bytes
+        self._taken_bytes: int | None = None
+        """What the sink has taken since the last record; None: nothing."""
+        self._is_ending = False
+        """Whether the run stops."""
         self._recording_since_s: float | None = None
         """When the record in hand was begun, on the monotonic clock; None while none is written."""
         self._told = self._to_tell()
@@ -89,9 +93,9 @@ class Confirming:
         spawn(self.confirm_forever())
         spawn(self._removing.remove_forever())
 
-    def press(self) -> None:
-        """The sink has done something: its record is not that of a position alone."""
-        self._is_pressing = True
+    def press(self, n_bytes: int) -> None:
+        """The sink has taken so much, as it was in memory: its record is not that of a position alone."""
+        self._taken_bytes = (self._taken_bytes or 0) + n_bytes
 
     def end(self) -> None:
         """The run stops: nothing waits any more."""
@@ -120,7 +124,7 @@ class Confirming:
     async def confirm_forever(self) -> None:
         while True:
             await self._changed.until(self._due_in_s)
-            self._is_pressing = False
+            self._taken_bytes = None
             told, delivered_lsn = self._to_tell(), self._order.delivered_lsn
             if told.confirmed_lsn > self.confirmed_lsn or told[3:] != self._told[3:]:
                 await self._record(told, delivered_lsn)
@@ -136,7 +140,9 @@ class Confirming:
         told = self._to_tell()
         if told == self._told:
             return None
-        moved = Moved.SINK if self._is_pressing else Moved.POSITION
+        moved = Moved.POSITION
+        if self._taken_bytes is not None:
+            moved = Moved.LITTLE if self._taken_bytes < self._little_bytes else Moved.SINK
         if told[3:] != self._told[3:] or self._is_ending or self._is_reaching_target(told):
             moved = Moved.NOW
         return self._pace.due_in_s(time.monotonic(), moved)

@@ -35,7 +35,7 @@ from xidstream.pipeline.stream.backlog import Backlog
 @dataclass(frozen=True)
 class TicketedCut:
     """What the sequencer gets of a cut that has a place in the commit order. ``result``: what its buffer returns, or an
-    awaitable of it; None where none returns anything."""
+    awaitable of it; None where none returns anything. A small block's content may be here from the start."""
 
     ticket: int
     cut: Cut

@@ -15,6 +15,7 @@ import pytest
 from tests.postgres_fixtures import Database
 from tests.ray.conftest import MemoryWatch, RayPipeline, wait_until
 from xidstream.actors.cli.display import summary
+from xidstream.actors.reader.small_blocks import LOADING_AFTER
 from xidstream.pipeline.errors import SlotLost
 
 pytestmark = pytest.mark.ray
@@ -115,6 +116,41 @@ def test_a_killed_part_costs_a_new_epoch_and_no_row(pipeline: RayPipeline, victi
     assert [r["id"] for r in pipeline.driver.rows("public.big")] == list(range(1, 60_001))
     assert len(pipeline.notices) >= 1
     wait_until(lambda: not pipeline.segments())
+
+
+@NEWEST
+def test_a_trickle_needs_no_buffer_and_loses_and_doubles_nothing_when_its_reader_is_killed(
+    pipeline: RayPipeline,
+) -> None:
+    set_up(pipeline.database)
+    supervisor = pipeline.start(buffers_max=1)
+
+    def trickle(first: int, last: int) -> None:
+        for i in range(first, last + 1):
+            pipeline.database.execute(f"insert into small values ({i})")
+            wait_until(lambda: pipeline.driver.n_rows >= i)  # noqa: B023 - it is called here
+
+    n = LOADING_AFTER
+    trickle(1, n)
+    time.sleep(2)  # the reader loads its kernels
+    reader, buffer = supervisor.pids
+    os.kill(buffer, signal.SIGSTOP)
+    try:
+        trickle(n + 1, n + 5)
+    finally:
+        os.kill(buffer, signal.SIGCONT)
+    assert "/pandas/" not in Path(f"/proc/{reader}/maps").read_text(), "it would cost the reader 30 MB"
+    pipeline.driver.hold.set()
+    wait_until(lambda: pipeline.driver.is_held)
+    # What is not confirmed yet, a sink without a watermark gets once more.
+    wait_until(lambda: pipeline.confirmed() >= pipeline.driver.transactions[-1]["end_lsn"])
+    for i in range(n + 6, n + 16):
+        pipeline.database.execute(f"insert into small values ({i})")
+    os.kill(reader, signal.SIGKILL)
+    wait_until(lambda: supervisor.pids and supervisor.pids != [reader, buffer])
+    pipeline.driver.hold.clear()
+    wait_until(lambda: pipeline.driver.n_rows >= n + 15)
+    assert [r["id"] for r in pipeline.driver.rows("public.small")] == list(range(1, n + 16))
 
 
 @NEWEST
