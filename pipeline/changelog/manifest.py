@@ -220,10 +220,15 @@ def _lines_of(
 
 
 def _superseded(lines: Iterable[ManifestLine], before: datetime.datetime) -> set[tuple[str, int]]:
-    """The refreshes, (slot, LSN), that another one followed before that time."""
+    """The refreshes, (slot, LSN), that another one followed before that time.
+
+    Several machines may have stamped them. One whose clock is behind stamps a refresh earlier than the one ahead of it
+    by its LSN. So each counts as no earlier than all that it follows."""
     earlier: dict[str, set[int]] = {}
-    for line in lines:
-        if line.refreshed_at < before:
+    latest: dict[str, datetime.datetime] = {}
+    for line in sorted(lines, key=lambda line: line.lsn):
+        latest[line.slot] = max(line.refreshed_at, latest.get(line.slot, line.refreshed_at))
+        if latest[line.slot] < before:
             earlier.setdefault(line.slot, set()).add(line.lsn)
     return {(slot, lsn) for slot, lsns in earlier.items() for lsn in lsns - {max(lsns)}}
 

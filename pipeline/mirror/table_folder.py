@@ -65,7 +65,7 @@ class TableFolder:
 
     @classmethod
     def listed(cls, location: Location) -> TableFolder:
-        now_s = _now_s(location)
+        now_s = now_s_of(location)
         files: dict[str, Status] = {}
         folders: dict[str, Status] = {}
         if not location.is_local:
@@ -173,7 +173,8 @@ def remove_file(location: Location, path: str) -> None:
         store_of(location).delete_file(path)
 
 
-def _now_s(location: Location) -> float:
+def now_s_of(location: Location) -> float:
+    """The time by the clock of the file system or the store. Raises OSError, StorageFault."""
     if location.is_local:
         with tempfile.TemporaryFile(dir=location.uri) as file:
             return _status(os.fstat(file.fileno())).modified_s

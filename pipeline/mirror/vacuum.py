@@ -27,7 +27,9 @@ back is built anew. A folder is renamed first, and so is never half there. A sto
 a log object by object could meet the same names anew, of a table that came back under another mirror. So there the
 table is emptied (``BaseTable.empty``): its rows go, and a few small files of its log stay.
 
-All ages are as much longer as the process's clock may be ahead (``watched_clock``).
+All ages are as much longer as the process's clock may be ahead (``watched_clock``). Lines of the manifest have the time
+of whoever refreshed, on whatever machine. So one that is behind does not make its lines older than those that it
+follows (``manifest``), and one that is ahead does not make those of others older (``_now``).
 
 deltalake's own vacuum was rejected: it counts from the removal of a file and not from what the manifest names, and its
 ``keep_versions`` are read with the log of the last checkpoint only, unless all files are listed as here.
@@ -59,7 +61,7 @@ from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.kept_files import LOG, commit_name, files_of_versions
 from xidstream.pipeline.mirror.plan import kept_versions
 from xidstream.pipeline.mirror.short_log import shorten_log
-from xidstream.pipeline.mirror.table_folder import TableFolder, Vacuumed, log_files
+from xidstream.pipeline.mirror.table_folder import TableFolder, Vacuumed, log_files, now_s_of
 
 _GONE: Final = "_gone-"
 """Begins the name of a folder that is being removed."""
@@ -87,7 +89,7 @@ def vacuum(
     manifest.check()
     believed = _Believed(ages or WatchedClock(), manifest)
     grace, retention = believed.age(GRACE), believed.age(retention)
-    before = datetime.datetime.now(datetime.timezone.utc) - retention
+    before = _now(root) - retention
     manifest.forget(before)
     reach("vacuuming_base")
     check()
@@ -110,6 +112,13 @@ def vacuum(
     check()
     _shorten_manifest(root, retention, grace)
     return vacuumed
+
+
+def _now(root: Location) -> datetime.datetime:
+    """By this machine's clock, or by that of the file system or the store, where that is earlier: lines may be stamped
+    by another machine, and this one's clock be ahead of it."""
+    theirs = datetime.datetime.fromtimestamp(now_s_of(current(root)), datetime.timezone.utc)
+    return min(datetime.datetime.now(datetime.timezone.utc), theirs)
 
 
 class _Believed:

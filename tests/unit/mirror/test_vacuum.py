@@ -23,7 +23,7 @@ from xidstream.pipeline.delta.table_handle import TableHandle
 from xidstream.pipeline.errors import ComponentLost, StorageFault, Superseded
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
-from xidstream.pipeline.log_tables.watched_clock import WatchedClock
+from xidstream.pipeline.log_tables.watched_clock import WatchedClock, steady_s
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.vacuum import Vacuumed, vacuum
@@ -114,6 +114,43 @@ def test_ages_are_those_of_the_file_system_whatever_the_hosts_clock_says(
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + DAY.total_seconds())
     assert vacuum(root, SLOT, mirror.manifest, DAY) == Vacuumed() and os.path.exists(young)
+
+
+def test_lines_of_a_machine_that_is_an_hour_behind_stay_for_the_retention_beside_those_of_others(
+    root: Location, no_grace: None
+) -> None:
+    """Two machines refresh in turn, and the other one's clock is behind by more than the retention."""
+    lived_s = [-2 * HOUR.total_seconds()]
+    ages = WatchedClock(lambda: time.time() + lived_s[0], lambda: steady_s() + lived_s[0])
+    lived_s[0] = 0.0
+    now = datetime.datetime.now(datetime.timezone.utc)
+    minute = datetime.timedelta(minutes=1)
+    mirror = PlainMirror(root)
+    for lsn, true_age in ((10, 50), (20, 20), (30, 15), (40, 10), (50, 5)):
+        is_behind = lsn in (30, 50)
+        mirror.refresh(lsn, now - true_age * minute - (HOUR if is_behind else AT_ONCE))
+    vacuum(root, SLOT, mirror.manifest, 30 * minute, ages=ages)
+    assert [line.lsn for line in read_lines(root)] == [10, 20, 30, 40, 50], "10 was the newest 30 minutes ago"
+    vacuum(root, SLOT, mirror.manifest, 12 * minute, ages=ages)
+    assert [line.lsn for line in read_lines(root)] == [30, 40, 50]
+    assert not lost_files(root)
+
+
+def test_a_machine_that_is_an_hour_ahead_removes_no_line_of_others_sooner(
+    root: Location, no_grace: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = PlainMirror(root)
+    mirror.refresh(10)
+    mirror.refresh(20)
+
+    class Ahead(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Ahead:
+            return cls.fromtimestamp(time.time() + 3600, tz)
+
+    monkeypatch.setattr(vacuums.datetime, "datetime", Ahead)
+    vacuum(root, SLOT, mirror.manifest, HOUR / 2)
+    assert [line.lsn for line in read_lines(root)] == [10, 20] and not lost_files(root)
 
 
 @pytest.mark.parametrize("is_set_meanwhile", [True, False], ids=["meanwhile", "before"])
