@@ -8,7 +8,8 @@ compared.
 Rejected: pyarrow's dataset scanner, which reads ahead without a bound of ours.
 
 From a store the wanted columns of one row group come at a time, in a few large requests: so the bytes of a row group
-are in memory, too.
+are in memory, too. A small file comes whole, and once (``SmallFilesWhole``): a log in a store has one for each batch,
+and to open one for its footer and again for its rows was five requests, where this is two.
 
 Plain pyarrow, no Spark. Called by ``local_swap``, ``tail_rows``, ``small_fold`` and ``refresh`` of this package.
 """
@@ -16,8 +17,9 @@ Plain pyarrow, no Spark. Called by ``local_swap``, ``tail_rows``, ``small_fold``
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,19 +33,65 @@ DICTIONARY_BYTES: Final = 1 << 20
 """The bytes of a column's values in one row group: Parquet's writers give a dictionary up where it grows beyond."""
 _INDEX_BYTES: Final = 3
 """The bytes of a place in such a dictionary, in Parquet, at most."""
+_SMALL_BYTES: Final = 1 << 20
+"""A file up to this size is read whole: its other columns take less time than another request."""
+_HELD_BYTES: Final = 64 << 20
+"""The most bytes of such files that are held at a time."""
 _PROBE_ROWS: Final = 64
 _PIECE_BYTES: Final = 32 << 20
 _PIECE_ROWS: Final = 32 << 10
 
 
-def footer_of(location: Location, path: str) -> pq.FileMetaData:
+class Files(Protocol):
+    """A ``Location``, or one whose small files are held."""
+
+    @property
+    def is_local(self) -> bool: ...
+
+    def open(self, path: str) -> AbstractContextManager[Any]:
+        """A file to read from. Raises OSError."""
+        ...
+
+
+class SmallFilesWhole:
+    """The files of a table. In a store the first that are small, up to a bound in all, are read as a whole where
+    they are opened first, and held as long as this is. ``sizes``: bytes by path. For any number of threads, each of
+    which has files of its own until all were opened once."""
+
+    def __init__(self, location: Location, sizes: Mapping[str, int]) -> None:
+        self._location = location
+        self._wanted: set[str] = set()
+        self._held: dict[str, pa.Buffer] = {}
+        n_bytes = 0
+        for path, size in sizes.items():
+            if not location.is_local and size <= _SMALL_BYTES and n_bytes + size <= _HELD_BYTES:
+                self._wanted.add(path)
+                n_bytes += size
+
+    @property
+    def is_local(self) -> bool:
+        return self._location.is_local
+
+    def open(self, path: str) -> AbstractContextManager[Any]:
+        """A file to read from. Raises OSError."""
+        if path in self._wanted and path not in self._held:
+            with self._location.open(path) as source:
+                self._held[path] = pa.py_buffer(source.read())
+        if path in self._held:
+            held: AbstractContextManager[Any] = pa.BufferReader(self._held[path])
+            return held
+        opened: AbstractContextManager[Any] = self._location.open(path)
+        return opened
+
+
+def footer_of(location: Files, path: str) -> pq.FileMetaData:
     """The footer of a file below ``location``. Raises OSError and what pyarrow raises."""
     with location.open(path) as source:
         return pq.read_metadata(source)
 
 
 def read_pieces(
-    location: Location,
+    location: Files,
     path: str,
     names: Sequence[str] | None = None,
     dictionaries: Sequence[str] = (),

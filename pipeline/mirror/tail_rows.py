@@ -32,11 +32,17 @@ from xidstream.pipeline.changelog.log_table import LogFile
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.log_tables.file_rows import in_schema
-from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import local_swap
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows
-from xidstream.pipeline.mirror.pieces import THREADS, footer_of, read_pieces, with_dictionaries
+from xidstream.pipeline.mirror.pieces import (
+    THREADS,
+    Files,
+    SmallFilesWhole,
+    footer_of,
+    read_pieces,
+    with_dictionaries,
+)
 from xidstream.pipeline.schema.rows import CHANGE_TYPES, SNAPSHOT, TRUNCATE
 
 _LSN: Final = "_commit_lsn"
@@ -58,7 +64,8 @@ def net_of(
     shape, key = log.shape, log.shape.key or ()
     if since < log.generation.bounds.valid_from or not _is_plain(shape, fields):
         return None
-    reading = _Reading(log.log_table.location, shape, since, log.lsn, texts)
+    stored = SmallFilesWhole(log.log_table.location, {file.path: file.n_bytes for file in files})
+    reading = _Reading(stored, shape, since, log.lsn, texts)
     pieces = reading.pieces([file.path for file in files])
     if pieces is None:
         return None
@@ -72,7 +79,7 @@ def net_of(
         ]
     )
     tail = pa.concat_tables([schema.empty_table(), *(in_schema(rows, schema) for rows in pieces)])
-    del pieces  # so that the rows are here twice for a moment only
+    del pieces, stored, reading  # so that the rows are here twice for a moment only
     if any(tail[name].null_count for name in key):
         return None
     tail = _in_commit_order(tail.unify_dictionaries().combine_chunks())
@@ -97,7 +104,7 @@ class _Reading:
     """A reading of the log's files: row groups side by side, each on a thread. ``n_rows`` and ``n_bytes``: read so
     far."""
 
-    table: Location
+    table: Files
     shape: TableShape
     since: int
     upto: int

@@ -67,3 +67,18 @@ def test_a_look_that_finds_nothing_is_eight_requests_and_a_refresh_reads_no_log_
     for line in newest(read_lines(root, IDENTITY.application_id)):
         assert line.lsn == log.lsn
         assert as_rows(rows_at(root, line)) == log.states[line.lsn][line.table]
+
+
+def test_each_small_file_of_the_log_is_two_requests(s3: CountedS3, log: LogMaker) -> None:
+    root = Location.parse(f"{s3.uri}/shop", s3.options)
+    tables = BaseTables(root.uri, None, 1 << 20, root.storage_options)
+    assert tables.refresh(no_session) is not None
+    for turn in range(10):
+        log.insert(FIRST, {"id": 1_000 + turn, "name": "new"})
+    s3.asked()
+    assert tables.refresh(no_session) is not None
+    # It was five: a look and the footer, and then these again with the rows.
+    assert len([each for each in s3.asked("/shop/public.t0/") if ".parquet" in each.what]) == 20
+    lines = newest(read_lines(root, IDENTITY.application_id))
+    (line,) = (line for line in lines if line.table == "public.t0")
+    assert as_rows(rows_at(root, line)) == log.states[log.lsn]["public.t0"]

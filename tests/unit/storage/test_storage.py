@@ -294,3 +294,21 @@ def test_an_enormous_file_is_mapped(tmp_path: Path) -> None:
     assert data is not None and data.size == MAPPED_FROM_BYTES + 5
     assert pa.total_allocated_bytes() - before < 1 << 20
     assert storage.read_tail("x", 7) == (pa.py_buffer(bytes(7)), MAPPED_FROM_BYTES + 10)
+
+
+def test_an_object_in_parts_appears_when_it_is_closed_and_is_for_stores_alone(
+    s3_server: S3Server, local: Storage
+) -> None:
+    storage = Storage(s3_server.uri("in-parts"))
+    output = storage.stored_output("a/b")
+    output.write(b"one ")
+    assert not storage.exists("a/b")
+    output.write(b"two")
+    output.close()
+    with storage.reading("a/b") as file:
+        file.seek(4)
+        assert file.read() == b"two"
+    with pytest.raises(StorageFault, match="cannot read 'a/c'"), storage.reading("a/c"):
+        pass
+    with pytest.raises(UsageError, match="create"):
+        local.stored_output("a/b")
