@@ -27,9 +27,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from benchmarks.results import percentile
-from xidstream.pipeline.delta import delta_table, small_files, upkeep
+from xidstream.pipeline.delta import delta_table, upkeep
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.upkeep import Upkeep
+from xidstream.pipeline.log_tables import small_files
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles

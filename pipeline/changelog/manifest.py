@@ -8,7 +8,7 @@ table. A reader takes the lines of the greatest ``lsn`` of a slot, and reads eac
 what the manifest names counts: a base table may be ahead of it, where a refresh was cut short.
 
 Readers read all of it, and a file costs them 0.65 ms of CPU time on a local disk. Its small files are merged as those
-of the log are (``pipeline.delta.small_files``).
+of the log are (``pipeline.log_tables.small_files``).
 
 | column | |
 | --- | --- |

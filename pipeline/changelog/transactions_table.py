@@ -2,7 +2,7 @@
 
 It has a row for each transaction, for ever. The Delta log has the least and the greatest commit LSN of each file, so a
 range of LSNs is found without a look at any other file. The files' ranges hardly overlap, because they are written in
-commit order and merged with their neighbours (``delta.small_files``).
+commit order and merged with their neighbours (``log_tables.small_files``).
 
 Timestamps and xids have no such order. A backend takes its timestamp before its place in the WAL, a clock may be set
 back, and a transaction that was open for an hour commits with an xid of an hour ago. So nothing is inferred from one

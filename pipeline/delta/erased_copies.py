@@ -26,10 +26,10 @@ import pyarrow as pa
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, rows_of_keys
 from xidstream.pipeline.delta.erased_rows import first_lsn, rows_in_file
-from xidstream.pipeline.delta.small_files import OWN
 from xidstream.pipeline.delta.upkeep import SNAPSHOT, remove_files
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.small_files import OWN
 from xidstream.pipeline.settings.delta_retention import kept_files_s
 
 

@@ -41,7 +41,7 @@ import pyarrow.parquet as pq
 
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, RowsOfKeys, rows_of_keys
-from xidstream.pipeline.delta.small_files import OWN, UNMERGED
+from xidstream.pipeline.delta.plain_files import UNMERGED
 from xidstream.pipeline.delta.upkeep import SNAPSHOT as SNAPSHOT_FILES
 from xidstream.pipeline.errors import SinkFailed, StorageFault, Unsupported
 from xidstream.pipeline.faultpoints import reach
@@ -51,6 +51,7 @@ from xidstream.pipeline.log_tables.erased_marks import ERASURES, UPTO, erased_id
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.small_files import OWN
 from xidstream.pipeline.schema.rows import (
     CHANGE_TYPES,
     DELETE,

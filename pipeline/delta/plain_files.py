@@ -7,7 +7,7 @@ A table may have the *feature* of deletion vectors and no vector yet. ``check_pl
 themselves, so that such a table stays readable. The sink's merge of small files asks the protocol alone
 (``has_plain_files``): it leaves alone what may get a vector at the same moment.
 
-Called by ``small_files``' user ``delta_table``, by ``pipeline.changelog.log_table`` and by the mirror. deltalake only.
+Called by ``delta_table`` and ``upkeep``, by ``pipeline.changelog.log_table`` and by the mirror. deltalake only.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _PLAIN_FEATURES: Final = {"timestampNtz", "variantType"}
 zone. No column is one for that."""
 _VECTORS: Final = "deletionVectors"
 _MAPPING_MODE: Final = "delta.columnMapping.mode"
+UNMERGED: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
+"""Properties of tables whose files are left as they are."""
 
 
 def has_plain_files(protocol: ProtocolVersions) -> bool:
@@ -32,6 +34,14 @@ def has_plain_files(protocol: ProtocolVersions) -> bool:
     lists features."""
     features = set(protocol.reader_features or ())
     return protocol.min_reader_version != 2 and features <= _PLAIN_FEATURES
+
+
+def is_mergeable(table: DeltaTable) -> bool:
+    """Whether small files may become one: not where a file's rows are not the table's, nor where the table says that
+    its rows are never removed, or that every change of its rows is told."""
+    properties = table.metadata().configuration
+    says_no = any(str(properties.get(name)).lower() == "true" for name in UNMERGED)
+    return has_plain_files(table.protocol()) and not says_no
 
 
 def check_plain_files(table: DeltaTable, label: str) -> None:

@@ -54,12 +54,13 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from xidstream.pipeline import events
 from xidstream.pipeline.delta.kept_tables import opened
-from xidstream.pipeline.delta.small_files import MIDDLING, OWN, is_mergeable, many_small, merge
+from xidstream.pipeline.delta.plain_files import is_mergeable
 from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.locations import TRANSACTIONS, Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.small_files import MIDDLING, OWN, many_small, merge
 from xidstream.pipeline.log_tables.table_metadata import columns_with_statistics
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.settings.delta_retention import DeltaRetention

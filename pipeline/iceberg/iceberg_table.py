@@ -22,6 +22,8 @@ table's name mapping (``schema.name-mapping.default``), which pyiceberg renews w
 *Which column takes which.* The property ``xidstream.columns`` says of each field id which column of the source it has.
 So a column that a user renames in Iceberg stays the one that its source fills.
 
+*Small files* are merged behind a commit, in another one (``merging``).
+
 *Old snapshots* are expired by the commits themselves, some dozens at a time: a commit writes the table's metadata
 anew, and that has all snapshots in it. Manifests are merged by ``merge_append``. What no snapshot names then is
 ``upkeep``'s to remove.
@@ -47,12 +49,14 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import TableProperties, Transaction
 from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotsUpdate,
 )
-from pyiceberg.typedef import Record
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.typedef import EMPTY_DICT, Record
 from pyiceberg.types import LongType
 
 from xidstream.pipeline.errors import SinkDiverged, SinkFailed
@@ -74,12 +78,15 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableRequirement
     from pyiceberg.table.update.snapshot import _SnapshotProducer
 
+    from xidstream.pipeline.iceberg.merging import Merging
     from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
     from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 
 LSN: Final = "xidstream.lsn."
 """Before an application id: the watermark under it."""
 COLUMNS: Final = "xidstream.columns"
+MERGED: Final = "xidstream.merged"
+"""In the summary of a snapshot that replaces small files, and does nothing else."""
 COMMENT: Final = "comment"
 KEPT_SNAPSHOTS: Final = 10
 EXPIRES_EVERY: Final = 50
@@ -126,6 +133,8 @@ class IcebergTable:
     """Is told of snapshots that were expired, for a table of the sink."""
     newest: Newest | None = None
     """For a table to which several handles of this process commit."""
+    merging: Merging | None = None
+    """Merges small files behind commits, for a table of the sink."""
 
     def __init__(
         self, table: Table, location: Location, label: str, ranged: Collection[str] = ("_commit_lsn",)
@@ -282,7 +291,7 @@ class IcebergTable:
         marks: Mapping[str, int] = MappingProxyType({}),
         merges: bool = True,
     ) -> None:
-        """``LogTable.commit``. Manifests are merged in the same commit, and files never."""
+        """``LogTable.commit``. Manifests are merged in the same commit, and small files behind it."""
         moved = self.begin(files, versions, marks)
         for _ in range(ATTEMPTS):
             staged = self.stage(files, moved, lsn_column)
@@ -295,6 +304,38 @@ class IcebergTable:
         else:
             raise SnapshotOutdated(self.label)
         self._complete(staged, moved)
+        if merges:
+            self.merge_behind(files, lsn_column)
+
+    def merge_behind(self, added: Sequence[WrittenFile], lsn_column: str) -> None:
+        """Merge small files, if there are many behind a commit that added these. Raises what a commit raises whose
+        outcome is not known."""
+        if self.merging is not None and added:
+            self.merging.follow(self, added, lsn_column)
+
+    def replace(self, added: Sequence[WrittenFile], removed: Sequence[DataFile], lsn_column: str) -> None:
+        """Put ``added``, which have the rows of ``removed`` and no other, in the place of these files of the snapshot,
+        in one commit. It is tried once.
+
+        Raises SnapshotOutdated where somebody else has committed since the table was read: nothing was done then."""
+        transaction = _Append(self._table)
+        producer = _Replace(
+            Operation.OVERWRITE, transaction, self._table.io, snapshot_properties={MERGED: "true"}
+        )
+        for file in added:
+            producer.append_data_file(self._data_file(file, lsn_column))
+        for each in removed:
+            producer.delete_data_file(each)
+        producer.commit()
+        expired = self._expire(transaction)
+        staged = StagedCommit(transaction, producer, expired, self._required(transaction))
+        reach("iceberg_committing")
+        try:
+            self._send(transaction)
+        except CommitFailedException as error:
+            staged.discard()
+            raise SnapshotOutdated(self.label) from error
+        self._complete(staged, {})
 
     # -- a commit in its steps: for this package, where several tables are committed at once ------------
 
@@ -472,6 +513,14 @@ class _Append(Transaction):
     @property
     def table_metadata(self) -> IcebergMetadata:
         return self._table.metadata
+
+
+class _Replace(_OverwriteFiles):
+    """An overwrite that says what it is: pyiceberg (0.12) makes no snapshot that is a *replace*."""
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        found = super()._summary(snapshot_properties)
+        return Summary(operation=Operation.REPLACE, **found.additional_properties)
 
 
 def properties_of(about: TableMetadata) -> dict[str, str]:

@@ -15,7 +15,7 @@ refused:
 A snapshot is what the table was when it was opened. Nobody changes it, and its files stay for an hour at least after
 it was replaced (``upkeep``).
 
-pyiceberg alone, no Spark. Called by ``pipeline.changelog.iceberg_root``.
+pyiceberg alone, no Spark. Called by ``pipeline.changelog.iceberg_root`` and ``merging``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FileColumn:
 @dataclass(frozen=True)
 class SnapshotFile:
     """``path`` is below the table's location. ``least``, ``greatest``: by column, as far as they are told.
-    ``is_own``: the sink has written it."""
+    ``is_own``: the sink has written it. ``named``: as the table names it."""
 
     path: str
     n_bytes: int
@@ -79,6 +79,7 @@ class SnapshotFile:
     least: Mapping[str, int]
     greatest: Mapping[str, int]
     is_own: bool
+    named: DataFile
 
 
 class TableSnapshot:
@@ -154,6 +155,7 @@ class TableSnapshot:
             _numbers(file.lower_bounds, ranged),
             _numbers(file.upper_bounds, ranged),
             path.startswith(_OWN),
+            file,
         )
 
     def _file_columns(self) -> tuple[FileColumn, ...]:

@@ -22,10 +22,10 @@ from xidstream.pipeline.changelog.manifest import (
     read_lines,
 )
 from xidstream.pipeline.delta import delta_table
-from xidstream.pipeline.delta.small_files import SIZE_CLASSES
 from xidstream.pipeline.errors import Superseded, UsageError
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.log_tables.small_files import SIZE_CLASSES
 
 MANY = SIZE_CLASSES[0].many
 SLOT = "7/shop/orders"

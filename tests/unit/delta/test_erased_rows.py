@@ -20,13 +20,13 @@ from xidstream.pipeline.delta import erased_rows
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_keys import parse_keys
 from xidstream.pipeline.delta.erased_rows import Erased, erase_rows
-from xidstream.pipeline.delta.small_files import SIZE_CLASSES
 from xidstream.pipeline.errors import SinkFailed, StorageFault, Unsupported, UsageError
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.erased_marks import UPTO, erased_id
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.small_files import SIZE_CLASSES
 from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS
 

@@ -22,12 +22,12 @@ from deltalake.transaction import AddAction
 from tests.s3_server import LosesAnswers
 from xidstream.pipeline.delta import delta_table
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.small_files import SIZE_CLASSES, many_small
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.small_files import SIZE_CLASSES, many_small
 
 APP = "1/db/slot"
 MANY = SIZE_CLASSES[0].many

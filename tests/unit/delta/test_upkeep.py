@@ -20,13 +20,13 @@ from pyarrow import fs
 from tests.unit.delta.test_small_files import APP, COLUMNS, LSN, commit, paths, row, rows_of, written
 from tests.unit.delta.test_small_files import s3 as s3
 from tests.waiting import wait_until
-from xidstream.pipeline.delta import small_files, upkeep
+from xidstream.pipeline.delta import upkeep
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.small_files import SIZE_CLASSES, SizeClass
 from xidstream.pipeline.delta.upkeep import Pace, Schedule, Step, Upkeep
-from xidstream.pipeline.log_tables import attempt_files
+from xidstream.pipeline.log_tables import attempt_files, small_files
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.small_files import SIZE_CLASSES, SizeClass
 from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.settings.delta_retention import LOG, RECORDED, REMOVED_FILES, DeltaRetention

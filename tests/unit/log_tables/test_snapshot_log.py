@@ -25,7 +25,6 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.delta.erased_keys import parse_keys
 from xidstream.pipeline.delta.erased_rows import erase_rows
-from xidstream.pipeline.delta.small_files import SIZE_CLASSES
 from xidstream.pipeline.errors import (
     ComponentLost,
     PreconditionMissing,
@@ -39,6 +38,7 @@ from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
+from xidstream.pipeline.log_tables.small_files import SIZE_CLASSES
 from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
 from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
 from xidstream.pipeline.log_tables.table_metadata import NOTHING_KNOWN

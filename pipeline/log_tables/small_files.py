@@ -1,44 +1,43 @@
 """A table's small files, and the rows of some of them in one new file.
 
 Each batch adds at least one file to each of its tables, and readers open every one. Where a commit leaves many small
-files, the next one replaces them by one (``delta_table``).
+files, the next one replaces them by one. The rule is the same for every format, and the commit is the format's
+(``delta.delta_table``, ``iceberg.merging``).
 
 ``SIZE_CLASSES`` keep the work small. Only files of one class go together, so a row is rewritten some times at most, and
-a commit rewrites 4 MiB of Parquet at most. ``MIDDLING`` files are merged beside the commits (``upkeep``), in the same
-way. What has 4 MiB stays as it is: a year of small commits is some hundred files.
+a commit rewrites 4 MiB of Parquet at most. ``MIDDLING`` files are merged beside the commits (the format's ``upkeep``),
+in the same way. What has 4 MiB stays as it is: a year of small commits is some hundred files.
 
-Only files that the sink has written are taken (``OWN``), and only where each of their rows counts (``plain_files``).
+Only files that the sink has written are taken (``OWN``), and only where each of their rows counts, which the format
+says.
+
+To list all files of a table for each commit costs more than a tenth of the commit, and of an Iceberg table more than
+the commit. So ``Gathering`` counts what is added, and says when a look is worth it.
 
 Rejected: a merge in the commit of new rows, which a follower of the table cannot pass over, and in a thread of its own,
 which may conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has
 256 MB.
 
-Called by ``delta_table``, in the thread that commits, and by ``upkeep``. deltalake and pyarrow only, no Spark.
+Called in the thread that commits, and by both ``upkeep``. pyarrow only, no Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.delta.plain_files import has_plain_files
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.log_tables.columns import Conform, TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
-
 OWN: Final = "data-"
 """How the paths of the files begin that the sink writes of batches."""
-UNMERGED: Final = ("delta.appendOnly", "delta.enableChangeDataFeed")
-"""Properties of tables whose files are left as they are."""
 _READS: Final = 8
 """Files that are read at a time: an object store lets each of them wait."""
 
@@ -55,17 +54,41 @@ SIZE_CLASSES: Final = (SizeClass(0, 16 << 10, 32), SizeClass(16 << 10, 512 << 10
 MIDDLING: Final = (SizeClass(512 << 10, 4 << 20, 8),)
 
 
-def is_mergeable(table: DeltaTable) -> bool:
-    """Not where a file's rows are not the table's, nor where the table says that its rows are never removed, or that
-    every change of its rows is told."""
-    properties = table.metadata().configuration
-    says_no = any(str(properties.get(name)).lower() == "true" for name in UNMERGED)
-    return has_plain_files(table.protocol()) and not says_no
+class Gathering:
+    """How many of the sink's files a table has in each of ``SIZE_CLASSES``, as far as one writer knows. What others add
+    meanwhile is counted by the next look."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether ``many_small`` may find some: nobody has looked yet, or one class has many."""
+        if self._counts is None:
+            return True
+        return any(n >= each.many for n, each in zip(self._counts, SIZE_CLASSES, strict=True))
+
+    def look(self, files: pa.Table) -> None:
+        """These are all files of the table, as ``many_small`` takes them."""
+        self._counts = [fitting.num_rows for _, fitting in _by_class(files)]
+
+    def add(self, files: Iterable[WrittenFile]) -> None:
+        """A commit has added these."""
+        if self._counts is None:
+            return
+        for file in files:
+            for i, each in enumerate(SIZE_CLASSES):
+                if file.path.startswith(OWN) and each.least_bytes <= file.size < each.below_bytes:
+                    self._counts[i] += 1
+
+    def forget(self) -> None:
+        """Files were merged, or may have been: look again."""
+        self._counts = None
 
 
 def many_small(files: pa.Table, lsn_column: str, classes: Sequence[SizeClass] | None = None) -> pa.Table:
     """The files of one of the ``classes`` (``SIZE_CLASSES``) to replace, those with the lowest LSNs first, or none.
-    ``files`` is as deltalake lists them: ``path``, ``size_bytes``, ``num_records`` and, where there are statistics,
+    ``files`` has ``path``, ``size_bytes``, ``num_records`` and, where there are statistics,
     ``min.…`` of ``lsn_column``. Neighbours go together, and no clock says which these are."""
     for many, fitting in _by_class(files, classes):
         if fitting.num_rows >= many:
@@ -73,12 +96,6 @@ def many_small(files: pa.Table, lsn_column: str, classes: Sequence[SizeClass] | 
             order = [name for name in (least, "path") if name in fitting.column_names]
             return fitting.sort_by([(name, "ascending") for name in order]).slice(0, many)
     return files.slice(0, 0)
-
-
-def fewest_to_come(files: pa.Table) -> int:
-    """How many files must be added at least before ``many_small`` finds some. To list all of a table for each commit
-    costs more than a tenth of the commit."""
-    return min(many - int(fitting.num_rows) for many, fitting in _by_class(files))
 
 
 def _by_class(files: pa.Table, classes: Sequence[SizeClass] | None = None) -> Iterator[tuple[int, pa.Table]]:
@@ -96,9 +113,11 @@ def merge(
     lsn_column: str,
     directory: str,
     ranged: Collection[str] = (),
+    names_of: Callable[[Sequence[str]], Sequence[str]] = lambda names: names,
 ) -> list[WrittenFile]:
     """Write the rows of these files (as ``many_small`` gives them), in the table's ``columns``, to a new file in the
-    new ``directory``. ``ranged``: the columns that the table has statistics of.
+    new ``directory``. ``ranged``: the columns that the table has statistics of. ``names_of``: what the table calls the
+    columns of a file, for each of them.
 
     Raises OSError, pa.ArrowException, StorageFault, and SinkFailed where they are not what the table says.
     """
@@ -107,10 +126,10 @@ def merge(
     with ThreadPoolExecutor(_READS) as threads:
         for content in threads.map(table.read, replaced["path"].to_pylist()):
             rows = pq.read_table(pa.BufferReader(content), partitioning=None)
-            conform = Conform.of(columns, rows.schema.names)
+            conform = Conform.of(columns, names_of(rows.schema.names))
             for batch in rows.to_batches():
                 files.write(conform(batch))
     written = files.close()
     if sum(file.n_rows for file in written) != pc.sum(replaced["num_records"]).as_py():
-        raise SinkFailed("small files do not have the rows that the table's log says")
+        raise SinkFailed("small files do not have the rows that the table says")
     return written
