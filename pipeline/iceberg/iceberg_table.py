@@ -290,21 +290,28 @@ class IcebergTable:
         *,
         marks: Mapping[str, int] = MappingProxyType({}),
         merges: bool = True,
+        removed: Sequence[str] = (),
     ) -> None:
-        """``LogTable.commit``. Manifests are merged in the same commit, and small files behind it."""
+        """``LogTable.commit``. Manifests are merged in the same commit, and small files behind it.
+
+        ``removed`` are paths of files, below ``location``, whose rows are in ``files``, or are to go. Such a commit is
+        tried once: SnapshotOutdated is raised, too, where one of them is not in the snapshot, and where anybody else
+        has committed since the table was read."""
         moved = self.begin(files, versions, marks)
         for _ in range(ATTEMPTS):
-            staged = self.stage(files, moved, lsn_column)
+            staged = self.stage(files, moved, lsn_column, removed)
             try:
                 self._send(staged.transaction)
                 break
-            except CommitFailedException:
+            except CommitFailedException as error:
                 staged.discard()
+                if removed:
+                    raise SnapshotOutdated(self.label) from error
                 self.reload_behind_harmless(moved)
         else:
             raise SnapshotOutdated(self.label)
         self._complete(staged, moved)
-        if merges:
+        if merges and not removed:
             self.merge_behind(files, lsn_column)
 
     def merge_behind(self, added: Sequence[WrittenFile], lsn_column: str) -> None:
@@ -348,13 +355,27 @@ class IcebergTable:
         self._take_newest(moved)
         return moved
 
-    def stage(self, files: Sequence[WrittenFile], moved: Mapping[str, int], lsn_column: str) -> StagedCommit:
-        """Write the manifests of a commit. The catalog names none of them yet."""
+    def stage(
+        self,
+        files: Sequence[WrittenFile],
+        moved: Mapping[str, int],
+        lsn_column: str,
+        removed: Sequence[str] = (),
+    ) -> StagedCommit:
+        """Write the manifests of a commit. The catalog names none of them yet. Raises SnapshotOutdated where one of
+        ``removed`` is not in the snapshot."""
         # A version may be an Lsn, whose text is another one.
         told = {f"{LSN}{application_id}": str(int(version)) for application_id, version in moved.items()}
         transaction = _Append(self._table)
         transaction.set_properties(told)
-        producer = transaction.update_snapshot(snapshot_properties=told).merge_append()
+        producer: _SnapshotProducer[Any]
+        if removed:
+            kind = Operation.OVERWRITE if files else Operation.DELETE
+            producer = _OverwriteFiles(kind, transaction, self._table.io, snapshot_properties=told)
+            for each in self._named(removed):
+                producer.delete_data_file(each)
+        else:
+            producer = transaction.update_snapshot(snapshot_properties=told).merge_append()
         for file in files:
             producer.append_data_file(self._data_file(file, lsn_column))
         producer.commit()
@@ -439,6 +460,19 @@ class IcebergTable:
     def _made_from(self, moved: Mapping[str, int]) -> tuple[object, ...]:
         watermarks = {each: self.watermark(each) for each in moved}
         return watermarks, self._table.schema(), self._table.location()
+
+    def _named(self, paths: Sequence[str]) -> list[DataFile]:
+        """What the snapshot has of these files. Raises SnapshotOutdated where it has not all of them."""
+        snapshot, io = self._table.current_snapshot(), self._table.io
+        base = f"{bare(self._table.location()).rstrip('/')}/"
+        named = {
+            bare(entry.data_file.file_path).removeprefix(base): entry.data_file
+            for manifest in ([] if snapshot is None else snapshot.manifests(io))
+            for entry in manifest.fetch_manifest_entry(io)
+        }
+        if not named.keys() >= set(paths):
+            raise SnapshotOutdated(self.label)
+        return [named[path] for path in paths]
 
     def _data_file(self, file: WrittenFile, lsn_column: str) -> DataFile:
         ids = {field.name: field.field_id for field in self._table.schema().fields}
@@ -576,3 +610,12 @@ def _number(value: int | str) -> int:
     moment = datetime.datetime.fromisoformat(value.removesuffix("Z")).replace(tzinfo=datetime.timezone.utc)
     since = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
     return (moment - since) // datetime.timedelta(microseconds=1)
+
+
+def bare(uri: str) -> str:
+    """A place without its scheme: programs write ``file:/x``, ``file:///x`` and ``/x``, ``s3:`` and ``s3a:``."""
+    scheme, colon, path = uri.partition(":")
+    if not colon or "/" in scheme:
+        return uri
+    path = path.lstrip("/")
+    return f"/{path}" if scheme == "file" else path
