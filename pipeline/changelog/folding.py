@@ -4,7 +4,7 @@ A small table is folded by this process (``small_fold``): 8 MiB of Parquet are s
 A larger one, and what ``small_fold`` leaves to Spark, is folded by executors, where there is a session, as the rows are
 that a repair carries over (``carrying``). Where there is none, ``write_fold`` returns None, and the log stays as it is.
 
-The rows have the Delta columns that hold the table's values at that LSN, each the newest where several do. ``_seq``
+The rows have the table's columns that hold the table's values at that LSN, each the newest where several do. ``_seq``
 counts them. They have no ``_xid``, as a snapshot's have none, and no ``_commit_timestamp``: no moment is theirs.
 
 ``write_rows`` takes the rows of a state as they come, and needs no more memory than a piece of them does: an erasure
@@ -44,7 +44,7 @@ def write_fold(
     at: TableAt, directory: str, ranged: Collection[str], get_session: GetSession | None = None
 ) -> tuple[WrittenFile, ...] | None:
     """The table's rows at ``at.lsn``, which is that of the fold, in new files below ``directory``. ``ranged``: the
-    columns that the Delta table has statistics of. ``get_session``: None where there is no Spark.
+    columns that the table has ranges of. ``get_session``: None where there is no Spark.
 
     None where this process cannot fold the table, and there is no Spark. Raises PreconditionMissing where the state is
     not known, StorageFault, OSError, what pyarrow and Spark raise."""

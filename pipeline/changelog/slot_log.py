@@ -51,8 +51,8 @@ _INSTEAD: Final = (
     "use a log that a run with --sink delta:URI writes; states (as_of) and changes of this one can be read"
 )
 _KEEPS_ITS_PLACE: Final = (
-    "keep the last commit LSN that you have processed yourself, and go on with changes(since=LSN): no run removes "
-    "changes from such a log, so nobody has to be waited for"
+    "keep the last commit LSN that you have processed yourself, and go on with changes(since=LSN): log_retention does "
+    "not wait for it, so have that keep more than you may be behind"
 )
 _TIMESTAMP: Final = "commit_timestamp"
 

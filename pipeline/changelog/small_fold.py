@@ -9,8 +9,9 @@ takes some milliseconds. ``folded`` states the rule of ``pipeline.changelog.fold
 - Of a table without a key every row stands, as long as rows are inserted alone.
 
 It answers None for the rest, which Spark folds: keys that change in a tail that lacks values, keys that Arrow compares
-in another way than PostgreSQL, keys with a null, changed rows without a key, a column whose values several Delta
-columns hold. Tests hold the two against each other on random logs (tests/unit/changelog/test_small_fold.py).
+in another way than PostgreSQL, keys with a null, changed rows without a key, a column whose values several columns of
+the log hold, files that call a column otherwise than the table does. Tests hold the two against each other on random
+logs (tests/unit/changelog/test_small_fold.py).
 
 An example, with the key ``id``. The snapshot has (1, 'a', big) and (2, 'b', big). Behind it come the update (1, 'x',
 not sent), the delete of 2 and the insert (2, 'c', null). Sorted by key the rows are::
@@ -79,6 +80,8 @@ def small_table(log: TableAt, fields: Sequence[pa.Field], order: Sequence[str]) 
     if n_bytes > SMALL_BYTES or n_rows > SMALL_ROWS:
         return None
     if any(len(column.held_in) != 1 for column in log.shape.columns.values()):
+        return None
+    if log.log_table.held_columns(files) is not None:
         return None
     read = [_read(log, file, fields) for file in {file.path: file for file in files}.values()]
     rows = folded(pa.concat_tables([_schema(fields).empty_table(), *read]), fields, log.shape.key)

@@ -70,7 +70,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated, check_commit
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
-from xidstream.pipeline.log_tables.small_files import OWN, fewest_to_come, many_small, merge
+from xidstream.pipeline.log_tables.small_files import OWN, Gathering, many_small, merge
 from xidstream.pipeline.log_tables.table_metadata import (
     NOTHING_KNOWN,
     TableMetadata,
@@ -103,8 +103,7 @@ class DeltaTableWriter:
         self._described: TableMetadata | None = None
         self._merges_from = 0
         """The version: after a failure a while goes by before the next try."""
-        self._fewest_to_come = 0
-        """So many files must be added before it is worth a look whether there are many small ones."""
+        self._gathering = Gathering()
         self.label = label
         if table.metadata().partition_columns:
             raise SinkFailed(
@@ -285,7 +284,7 @@ class DeltaTableWriter:
         before = self.version
         self._write_log(actions, moved)
         self._settle(moved)
-        self._fewest_to_come -= len(files)
+        self._gathering.add(files)
         merging = self._merge(lsn_column, now_ms) if merges and files and not removed else []
         if merging:
             # In a commit of its own: a follower that passes over it misses no new row.
@@ -300,10 +299,10 @@ class DeltaTableWriter:
         """What replaces small files by one, if there are many. None is merged where they cannot be read: what is wrong
         with files of before is no reason to keep new rows waiting."""
         prepared = self.upkeep.take_merge(self.location) if self.upkeep is not None else None
-        if prepared is None and self._fewest_to_come > 0:
+        if prepared is None and not self._gathering.is_due:
             return []
         files = self.files()
-        self._fewest_to_come = fewest_to_come(files)
+        self._gathering.look(files)
         if self.upkeep is not None and prepared is not None:
             if is_mergeable(self._table) and set(prepared.removed) <= set(files["path"].to_pylist()):
                 return _replacing(prepared.files, prepared.removed, lsn_column, now_ms)
@@ -321,6 +320,7 @@ class DeltaTableWriter:
             text = f"Delta table {self.label}: small files could not be merged ({type(error).__name__})"
             _LOGGER.warning(events.Event("small_files_not_merged", text, table=self.label))
             return []
+        self._gathering.forget()
         return _replacing(merged, replaced["path"].to_pylist(), lsn_column, now_ms)
 
     def swap(

@@ -5,7 +5,7 @@ mapping, makes the files say something else than the table. Rows that somebody d
 
 A table may have the *feature* of deletion vectors and no vector yet. ``check_plain_files`` looks for the vectors
 themselves, so that such a table stays readable. The sink's merge of small files asks the protocol alone
-(``is_mergeable``): it leaves alone what may get a vector at the same moment.
+(``has_plain_files``): it leaves alone what may get a vector at the same moment.
 
 Called by ``delta_table`` and ``upkeep``, by ``pipeline.changelog.log_table`` and by the mirror. deltalake only.
 """
@@ -37,8 +37,8 @@ def has_plain_files(protocol: ProtocolVersions) -> bool:
 
 
 def is_mergeable(table: DeltaTable) -> bool:
-    """Not where a file's rows are not the table's, nor where the table says that its rows are never removed, or that
-    every change of its rows is told."""
+    """Whether small files may become one: not where a file's rows are not the table's, nor where the table says that
+    its rows are never removed, or that every change of its rows is told."""
     properties = table.metadata().configuration
     says_no = any(str(properties.get(name)).lower() == "true" for name in UNMERGED)
     return has_plain_files(table.protocol()) and not says_no

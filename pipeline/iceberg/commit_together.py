@@ -12,6 +12,8 @@ all manifests are removed, all tables are read again, and where everybody's chan
 Where the outcome is not known (5xx, a lost connection) nothing is removed, and the run reads from the watermarks what
 has happened.
 
+Small files are merged behind it, in commits of one table each: these bring no row.
+
 The answer has no content: what the catalog made of it is read again, a few tables at a time. Nobody waits for that who
 reads the tables.
 
@@ -114,9 +116,8 @@ class _Together:
         reach("iceberg_tables_committed")
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="iceberg-reading") as threads:
             list(threads.map(IcebergTable.take, tables, staged, moved))
-        for table, each, versions in zip(tables, commits, moved, strict=True):
-            if each.files:
-                table.merge_small_files(len(each.files), versions, each.lsn_column)
+        for table, each in zip(tables, commits, strict=True):
+            table.merge_behind(each.files, each.lsn_column)
 
     def _send(self, tables: Sequence[IcebergTable], staged: Sequence[StagedCommit]) -> None:
         """Once, or again behind a new token. Raises CommitFailedException where nothing of it was done, and what

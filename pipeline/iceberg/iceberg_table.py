@@ -22,7 +22,7 @@ table's name mapping (``schema.name-mapping.default``), which pyiceberg renews w
 *Which column takes which.* The property ``xidstream.columns`` says of each field id which column of the source it has.
 So a column that a user renames in Iceberg stays the one that its source fills.
 
-*Small files* are replaced by one with their rows, in a commit of its own behind one that adds files (``merging``).
+*Small files* are merged behind a commit, in another one (``merging``).
 
 *Old snapshots* are expired by the commits themselves, some dozens at a time: a commit writes the table's metadata
 anew, and that has all snapshots in it. Manifests are merged by ``merge_append``. What no snapshot names then is
@@ -59,7 +59,7 @@ from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import EMPTY_DICT, Record
 from pyiceberg.types import LongType
 
-from xidstream.pipeline.errors import SinkDiverged, SinkFailed, XidstreamError
+from xidstream.pipeline.errors import SinkDiverged, SinkFailed
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.iceberg.catalog_errors import answering
 from xidstream.pipeline.iceberg.durable_io import written
@@ -78,13 +78,15 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableRequirement
     from pyiceberg.table.update.snapshot import _SnapshotProducer
 
-    from xidstream.pipeline.iceberg.merging import SmallFiles
+    from xidstream.pipeline.iceberg.merging import Merging
     from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
     from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 
 LSN: Final = "xidstream.lsn."
 """Before an application id: the watermark under it."""
 COLUMNS: Final = "xidstream.columns"
+MERGED: Final = "xidstream.merged"
+"""In the summary of a snapshot that replaces small files, and does nothing else."""
 COMMENT: Final = "comment"
 KEPT_SNAPSHOTS: Final = 10
 EXPIRES_EVERY: Final = 50
@@ -129,10 +131,10 @@ class IcebergTable:
 
     upkeep: IcebergUpkeep | None = None
     """Is told of snapshots that were expired, for a table of the sink."""
-    small_files: SmallFiles | None = None
-    """Merges them, for a table of the sink."""
     newest: Newest | None = None
     """For a table to which several handles of this process commit."""
+    merging: Merging | None = None
+    """Merges small files behind commits, for a table of the sink."""
 
     def __init__(
         self, table: Table, location: Location, label: str, ranged: Collection[str] = ("_commit_lsn",)
@@ -288,44 +290,53 @@ class IcebergTable:
         *,
         marks: Mapping[str, int] = MappingProxyType({}),
         merges: bool = True,
+        removed: Sequence[str] = (),
     ) -> None:
-        """``LogTable.commit``. Manifests are merged in the same commit, and small files in one behind it."""
+        """``LogTable.commit``. Manifests are merged in the same commit, and small files behind it.
+
+        ``removed`` are paths of files, below ``location``, whose rows are in ``files``, or are to go. Such a commit is
+        tried once: SnapshotOutdated is raised, too, where one of them is not in the snapshot, and where anybody else
+        has committed since the table was read."""
         moved = self.begin(files, versions, marks)
         for _ in range(ATTEMPTS):
-            staged = self.stage(files, moved, lsn_column)
+            staged = self.stage(files, moved, lsn_column, removed)
             try:
                 self._send(staged.transaction)
                 break
-            except CommitFailedException:
+            except CommitFailedException as error:
                 staged.discard()
+                if removed:
+                    raise SnapshotOutdated(self.label) from error
                 self.reload_behind_harmless(moved)
         else:
             raise SnapshotOutdated(self.label)
         self._complete(staged, moved)
-        if merges and files:
-            self.merge_small_files(len(files), moved, lsn_column)
+        if merges and not removed:
+            self.merge_behind(files, lsn_column)
 
-    def merge_small_files(self, n_files: int, moved: Mapping[str, int], lsn_column: str) -> None:
-        """A commit has added ``n_files`` and moved these watermarks. No row waits for the merge: where it does not come
-        to its end, the table keeps its small files for now. Raises as ``reload_behind_harmless``."""
-        if self.small_files is None:
-            return
-        try:
-            self.small_files.added(self, n_files, lsn_column)
-        except (SnapshotOutdated, XidstreamError):
-            self.reload_behind_harmless(moved)
+    def merge_behind(self, added: Sequence[WrittenFile], lsn_column: str) -> None:
+        """Merge small files, if there are many behind a commit that added these. Raises what a commit raises whose
+        outcome is not known."""
+        if self.merging is not None and added:
+            self.merging.follow(self, added, lsn_column)
 
-    def replace(self, replaced: Sequence[DataFile], files: Sequence[WrittenFile], lsn_column: str) -> None:
-        """Commit ``files`` in the place of ``replaced``, which have the same rows. Raises SnapshotOutdated where
-        somebody else has committed since this snapshot: then nothing is done."""
+    def replace(self, added: Sequence[WrittenFile], removed: Sequence[DataFile], lsn_column: str) -> None:
+        """Put ``added``, which have the rows of ``removed`` and no other, in the place of these files of the snapshot,
+        in one commit. It is tried once.
+
+        Raises SnapshotOutdated where somebody else has committed since the table was read: nothing was done then."""
         transaction = _Append(self._table)
-        producer = _Rewrite(Operation.OVERWRITE, transaction, self._table.io)
-        for each in replaced:
-            producer.delete_data_file(each)
-        for file in files:
+        producer = _Replace(
+            Operation.OVERWRITE, transaction, self._table.io, snapshot_properties={MERGED: "true"}
+        )
+        for file in added:
             producer.append_data_file(self._data_file(file, lsn_column))
+        for each in removed:
+            producer.delete_data_file(each)
         producer.commit()
-        staged = StagedCommit(transaction, producer, self._expire(transaction), self._required(transaction))
+        expired = self._expire(transaction)
+        staged = StagedCommit(transaction, producer, expired, self._required(transaction))
+        reach("iceberg_committing")
         try:
             self._send(transaction)
         except CommitFailedException as error:
@@ -344,13 +355,27 @@ class IcebergTable:
         self._take_newest(moved)
         return moved
 
-    def stage(self, files: Sequence[WrittenFile], moved: Mapping[str, int], lsn_column: str) -> StagedCommit:
-        """Write the manifests of a commit. The catalog names none of them yet."""
+    def stage(
+        self,
+        files: Sequence[WrittenFile],
+        moved: Mapping[str, int],
+        lsn_column: str,
+        removed: Sequence[str] = (),
+    ) -> StagedCommit:
+        """Write the manifests of a commit. The catalog names none of them yet. Raises SnapshotOutdated where one of
+        ``removed`` is not in the snapshot."""
         # A version may be an Lsn, whose text is another one.
         told = {f"{LSN}{application_id}": str(int(version)) for application_id, version in moved.items()}
         transaction = _Append(self._table)
         transaction.set_properties(told)
-        producer = transaction.update_snapshot(snapshot_properties=told).merge_append()
+        producer: _SnapshotProducer[Any]
+        if removed:
+            kind = Operation.OVERWRITE if files else Operation.DELETE
+            producer = _OverwriteFiles(kind, transaction, self._table.io, snapshot_properties=told)
+            for each in self._named(removed):
+                producer.delete_data_file(each)
+        else:
+            producer = transaction.update_snapshot(snapshot_properties=told).merge_append()
         for file in files:
             producer.append_data_file(self._data_file(file, lsn_column))
         producer.commit()
@@ -436,6 +461,19 @@ class IcebergTable:
         watermarks = {each: self.watermark(each) for each in moved}
         return watermarks, self._table.schema(), self._table.location()
 
+    def _named(self, paths: Sequence[str]) -> list[DataFile]:
+        """What the snapshot has of these files. Raises SnapshotOutdated where it has not all of them."""
+        snapshot, io = self._table.current_snapshot(), self._table.io
+        base = f"{bare(self._table.location()).rstrip('/')}/"
+        named = {
+            bare(entry.data_file.file_path).removeprefix(base): entry.data_file
+            for manifest in ([] if snapshot is None else snapshot.manifests(io))
+            for entry in manifest.fetch_manifest_entry(io)
+        }
+        if not named.keys() >= set(paths):
+            raise SnapshotOutdated(self.label)
+        return [named[path] for path in paths]
+
     def _data_file(self, file: WrittenFile, lsn_column: str) -> DataFile:
         ids = {field.name: field.field_id for field in self._table.schema().fields}
         least: dict[int, bytes] = {}
@@ -511,13 +549,12 @@ class _Append(Transaction):
         return self._table.metadata
 
 
-class _Rewrite(_OverwriteFiles):
-    """Files in the place of others with the same rows. pyiceberg (0.12) makes no snapshot with the operation that the
-    specification has for that, and sums up the files for one that overwrites in the same way."""
+class _Replace(_OverwriteFiles):
+    """An overwrite that says what it is: pyiceberg (0.12) makes no snapshot that is a *replace*."""
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
         found = super()._summary(snapshot_properties)
-        return Summary(Operation.REPLACE, **found.additional_properties)
+        return Summary(operation=Operation.REPLACE, **found.additional_properties)
 
 
 def properties_of(about: TableMetadata) -> dict[str, str]:
@@ -573,3 +610,12 @@ def _number(value: int | str) -> int:
     moment = datetime.datetime.fromisoformat(value.removesuffix("Z")).replace(tzinfo=datetime.timezone.utc)
     since = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
     return (moment - since) // datetime.timedelta(microseconds=1)
+
+
+def bare(uri: str) -> str:
+    """A place without its scheme: programs write ``file:/x``, ``file:///x`` and ``/x``, ``s3:`` and ``s3a:``."""
+    scheme, colon, path = uri.partition(":")
+    if not colon or "/" in scheme:
+        return uri
+    path = path.lstrip("/")
+    return f"/{path}" if scheme == "file" else path

@@ -19,7 +19,7 @@ from xidstream.pipeline.iceberg.catalogs import IcebergPlace, location_of
 from xidstream.pipeline.iceberg.commit_together import together_of
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest, first_properties, name_mapping_of
 from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
-from xidstream.pipeline.iceberg.merging import SmallFiles
+from xidstream.pipeline.iceberg.merging import Merging
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -69,8 +69,9 @@ def source_of(key: str) -> tuple[str, str] | None:
 
 
 class IcebergTables:
-    """``makes``: a sink asks, which makes what is not there. Who only looks makes nothing. ``upkeep``: is told of what
-    is expired, and closed with the tables. ``newest``: shared by all through whom one sink commits."""
+    """``makes``: a sink asks, which makes what is not there, and merges small files. Who only looks makes nothing.
+    ``upkeep``: is told of what is expired, and closed with the tables. ``newest``: shared by all through whom one sink
+    commits."""
 
     rules = RULES
     kept_handles = 100
@@ -88,6 +89,7 @@ class IcebergTables:
         self._makes = makes
         self._upkeep = upkeep
         self._newest = newest
+        self._merging = Merging() if makes else None
         self._lock = threading.Lock()
         self._opened: Catalog | None = None
         self._namespace = tuple(place.namespace.split("."))
@@ -222,6 +224,6 @@ class IcebergTables:
             table, location_of(table.location(), table.io.properties, self.title(label)), label, ranged
         )
         opened.upkeep = self._upkeep
-        opened.small_files = SmallFiles() if self._makes else None
+        opened.merging = self._merging
         opened.newest = None if own is None else self._newest
         return opened

@@ -15,7 +15,7 @@ refused:
 A snapshot is what the table was when it was opened. Nobody changes it, and its files stay for an hour at least after
 it was replaced (``upkeep``).
 
-pyiceberg alone, no Spark. Called by ``pipeline.changelog.iceberg_root``.
+pyiceberg alone, no Spark. Called by ``pipeline.changelog.iceberg_root`` and ``merging``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pyiceberg.manifest import FileFormat, ManifestContent
 from pyiceberg.types import LongType
 
 from xidstream.pipeline.errors import StorageFault, Unsupported
-from xidstream.pipeline.iceberg.iceberg_table import LSN
+from xidstream.pipeline.iceberg.iceberg_table import LSN, bare
 from xidstream.pipeline.iceberg.iceberg_types import RULES, arrow_type
 from xidstream.pipeline.log_tables.relation_history import VERSIONS
 
@@ -71,7 +71,7 @@ class FileColumn:
 @dataclass(frozen=True)
 class SnapshotFile:
     """``path`` is below the table's location. ``least``, ``greatest``: by column, as far as they are told.
-    ``is_own``: the sink has written it."""
+    ``is_own``: the sink has written it. ``named``: as the table names it."""
 
     path: str
     n_bytes: int
@@ -79,6 +79,7 @@ class SnapshotFile:
     least: Mapping[str, int]
     greatest: Mapping[str, int]
     is_own: bool
+    named: DataFile
 
 
 class TableSnapshot:
@@ -133,7 +134,7 @@ class TableSnapshot:
     # -- inside ------------------------------------------------------------------------------------------
 
     def _file(self, file: DataFile) -> SnapshotFile:
-        base, path = _bare(self._loaded.location()).rstrip("/") + "/", _bare(file.file_path)
+        base, path = bare(self._loaded.location()).rstrip("/") + "/", bare(file.file_path)
         if file.file_format is not FileFormat.PARQUET or not path.startswith(base):
             raise Unsupported(
                 f"{self.title} has a file that the sink does not read: it is "
@@ -154,6 +155,7 @@ class TableSnapshot:
             _numbers(file.lower_bounds, ranged),
             _numbers(file.upper_bounds, ranged),
             path.startswith(_OWN),
+            file,
         )
 
     def _file_columns(self) -> tuple[FileColumn, ...]:
@@ -232,12 +234,3 @@ def _may_widen(type_: pa.DataType) -> bool:
 def _numbers(bounds: Mapping[int, bytes] | None, ranged: Mapping[int, str]) -> dict[str, int]:
     found = {ranged[id_]: value for id_, value in (bounds or {}).items() if id_ in ranged}
     return {name: int(from_bytes(LongType(), value)) for name, value in found.items()}
-
-
-def _bare(uri: str) -> str:
-    """A place without its scheme: programs write ``file:/x``, ``file:///x`` and ``/x``, ``s3:`` and ``s3a:``."""
-    scheme, colon, path = uri.partition(":")
-    if not colon or "/" in scheme:
-        return uri
-    path = path.lstrip("/")
-    return f"/{path}" if scheme == "file" else path

@@ -1,26 +1,32 @@
-"""Small files of an Iceberg table become one, in a commit behind the one that brought the last of them.
+"""Small files of an Iceberg table become one, behind the commits, as ``log_tables.small_files`` says.
 
-The rule which files go together is that of every format (``log_tables.small_files``), and so is their writing. Here is
-what Iceberg adds:
+A batch a second leaves 86,400 files a day in a table, and readers open every one. So behind a commit that has made many
+of one size, the same thread writes one file with their rows, and a commit of its own puts it in their place
+(``IcebergTable.replace``). Its snapshot is a *replace*: Iceberg's word for a change of files without a change of rows,
+which readers of increments pass over.
 
-- *The commit* is a snapshot of its own whose operation is ``replace``: rows as before, in other files. A follower that
-  passes over such snapshots misses no row, and reads none twice. It requires that the main branch is still at the
-  snapshot whose files were read, so a run that was taken over merges nothing any more.
-- *Files that are left alone*: those of other programs, and all where somebody has deleted rows of files without writing
-  them anew (delete files), or where a column's name has meant two columns: the rows of a file are not what the table
-  says there.
-- *The replaced files* stay until the snapshots that name them are expired, and an hour more (``upkeep``).
+It never holds up new rows. They are committed before anything is merged. A merge that cannot be written is told, and
+tried again a hundred commits later. One that loses a race against another program's commit is given up: its file is
+removed, and the next look begins anew. Where nobody knows what became of the commit, the caller is told, as of any
+commit.
 
-The commits count what they add. All files are listed, from the table's manifests, only where so many have come that
-some may go together: after 32 small commits, mostly.
+Left alone are
 
-Middling files (``small_files.MIDDLING``) are merged here as well. That takes up to a second, once in thousands of small
-commits; these are paced to one a second anyway. Rejected: a thread of its own as for Delta, whose handles and whose
-races with the committing thread it would need.
+- files that are not the sink's (``small_files.OWN``);
+- tables with delete files. A merged file would be newer than these, and rows that were deleted would come back;
+- tables of format version 3: rows have ids there, which a file written anew would have to carry on;
+- tables whose property ``SETTING`` is false. A compaction of the user's that began before a merge and takes one of its
+  files is refused by Iceberg, and begins again.
 
-A merge that fails keeps no row waiting: the rows are committed already. It is told, and tried again later.
+The files have no field ids, and the table may call a column otherwise than they do. ``log_reading`` knows the names,
+and refuses tables where a name has meant two columns: these are left alone, too.
 
-Called by ``iceberg_table`` and ``commit_together``, in the thread that commits. pyiceberg and pyarrow, no Spark.
+Middling files (``small_files.MIDDLING``) are merged here as well, and not in a thread of their own, as Delta's are: it
+takes up to a second, once in thousands of small commits, and these are paced to one a second.
+
+What was replaced stays until no snapshot names it, and an hour longer (``upkeep``).
+
+Called by ``iceberg_table`` and ``commit_together``, in the thread that commits. No Spark.
 """
 
 from __future__ import annotations
@@ -29,119 +35,131 @@ import logging
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile, FileFormat, ManifestContent
-from pyiceberg.types import LongType
 
 from xidstream.pipeline import events
 from xidstream.pipeline.errors import Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.iceberg.log_reading import TableSnapshot
+from xidstream.pipeline.iceberg.log_reading import FileColumn, SnapshotFile, TableSnapshot
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
-from xidstream.pipeline.log_tables.small_files import (
-    MIDDLING,
-    OWN,
-    SIZE_CLASSES,
-    fewest_to_come,
-    many_small,
-    merge,
-)
+from xidstream.pipeline.log_tables.small_files import MIDDLING, OWN, Gathering, many_small, merge
 
 if TYPE_CHECKING:
     from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
     from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 
-CLASSES: Final = SIZE_CLASSES + MIDDLING
-PAUSE_COMMITS: Final = 50
-"""So many commits of a table follow one whose files could not be merged before the next attempt."""
+SETTING: Final = "xidstream.merge-small-files"
+"""A property of a table: ``false`` leaves its files as they are."""
+RESTS: Final = 100
+"""So many commits lie between a merge that was not possible and the next try."""
+_LAST_VERSION: Final = 2
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-class SmallFiles:
-    """Those of one table, for as long as its handle is kept. One thread at a time."""
+@dataclass
+class _State:
+    """What is known of one table, whatever handle commits. ``rests``: commits until the next try."""
+
+    gathering: Gathering = field(default_factory=lambda: Gathering(MIDDLING))
+    rests: int = 0
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """``files`` have the rows of ``removed``, and no commit names them yet."""
+
+    directory: str
+    files: Sequence[WrittenFile]
+    removed: Sequence[SnapshotFile]
+
+
+class Merging:
+    """The merges of one sink's tables."""
 
     def __init__(self) -> None:
-        self._to_come = 0
-        """How many files must be added at least before all are listed again."""
+        self._states: dict[str, _State] = {}
 
-    def added(self, table: IcebergTable, n_files: int, lsn_column: str) -> None:
-        """``table`` has committed ``n_files``: merge some of its files, where there are many. Raises SnapshotOutdated
-        where somebody else has committed meanwhile, and what the catalog raises whose answer is not known."""
-        self._to_come -= n_files
-        if self._to_come > 0:
+    def follow(self, table: IcebergTable, added: Sequence[WrittenFile], lsn_column: str) -> None:
+        """``table`` has just been committed to, with these files. Raises what a commit raises whose outcome is not
+        known."""
+        state = self._states.setdefault(table.label, _State())
+        state.gathering.add(added)
+        if state.rests:
+            state.rests -= 1
             return
+        if not state.gathering.is_due or not may_merge(table):
+            return
+        directory = f"{OWN}{uuid.uuid4().hex}-merged"
         try:
-            live = _live(table)
-            files = _listed(table, list(live.values()), lsn_column)
-            replaced = many_small(files, lsn_column, CLASSES)
-            if not replaced.num_rows:
-                self._to_come = fewest_to_come(files, CLASSES)
-                return
-            directory = f"{OWN}{uuid.uuid4().hex}-merged"
-            written = _merged(table, replaced, lsn_column, directory)
-        except Unsupported:
-            self._to_come = PAUSE_COMMITS
-            return  # whoever reads the table is told
+            merged = _write(table, state.gathering, lsn_column, directory)
         except (OSError, pa.ArrowException, XidstreamError) as error:
-            self._to_come = PAUSE_COMMITS
-            text = f"{table.title}: small files could not be merged ({type(error).__name__})"
-            _LOGGER.warning(events.Event("small_files_not_merged", text, table=table.label))
+            state.rests = RESTS
+            _remove(table, directory)
+            if not isinstance(error, Unsupported):
+                text = f"{table.title}: small files could not be merged ({type(error).__name__})"
+                _LOGGER.warning(events.Event("small_files_not_merged", text, table=table.label))
             return
+        if merged is None:
+            return
+        state.gathering.forget()
         reach("iceberg_merging")
         try:
-            table.replace([live[path] for path in replaced["path"].to_pylist()], written, lsn_column)
+            table.replace(merged.files, [each.named for each in merged.removed], lsn_column)
         except SnapshotOutdated:
-            with suppress(OSError, XidstreamError):
-                attempt_files.remove(table.location, directory)
-            raise
+            _remove(table, directory)
 
 
-def _live(table: IcebergTable) -> dict[str, DataFile]:
-    """The files of the snapshot, by their paths below the table's location. Raises Unsupported where rows of them are
-    deleted."""
-    loaded = table.loaded
-    snapshot, base = loaded.current_snapshot(), f"{loaded.location().rstrip('/')}/"
-    found = {}
-    for manifest in [] if snapshot is None else snapshot.manifests(loaded.io):
-        if manifest.content is ManifestContent.DELETES:
-            raise Unsupported(f"rows of {table.title} were deleted without writing its files anew")
-        for entry in manifest.fetch_manifest_entry(loaded.io):
-            found[entry.data_file.file_path.removeprefix(base)] = entry.data_file
-    return found
+def may_merge(table: IcebergTable) -> bool:
+    """Whether the table's format and its properties allow it."""
+    says = table.loaded.properties.get(SETTING, "true").lower()
+    return table.loaded.metadata.format_version <= _LAST_VERSION and says != "false"
 
 
-def _listed(table: IcebergTable, files: Sequence[DataFile], lsn_column: str) -> pa.Table:
-    """As ``many_small`` takes them: ``path: string``, ``size_bytes: int64``, ``num_records: int64``, ``min.…: int64``,
-    null where the file has no such bound."""
-    base = f"{table.loaded.location().rstrip('/')}/"
-    lsn_id = table.loaded.schema().find_field(lsn_column).field_id
-    least = [(each.lower_bounds or {}).get(lsn_id) for each in files]
+def _write(table: IcebergTable, gathering: Gathering, lsn_column: str, directory: str) -> _Merged | None:
+    """None where no class has many. Raises Unsupported for a table whose files are not its rows, and as ``merge``."""
+    snapshot = TableSnapshot(table)
+    files = _listed(snapshot.files, lsn_column)
+    gathering.look(files)
+    replaced = many_small(files, lsn_column, gathering.classes)
+    if not replaced.num_rows:
+        return None
+    columns = snapshot.file_columns
+
+    def names_of(names: Sequence[str]) -> Sequence[str]:
+        return _todays_names(columns, names)
+
+    merged = merge(table.location, replaced, table.columns, lsn_column, directory, table.ranged, names_of)
+    paths = set(replaced["path"].to_pylist())
+    return _Merged(directory, merged, [each for each in snapshot.files if each.path in paths])
+
+
+def _listed(files: Sequence[SnapshotFile], lsn_column: str) -> pa.Table:
+    """The files in the columns that ``many_small`` takes."""
     return pa.table(
         {
-            # Of another format, or elsewhere: no file of the sink's.
-            "path": [
-                each.file_path.removeprefix(base) if each.file_format is FileFormat.PARQUET else ""
-                for each in files
-            ],
-            "size_bytes": pa.array([each.file_size_in_bytes for each in files], pa.int64()),
-            "num_records": pa.array([each.record_count for each in files], pa.int64()),
-            f"min.{lsn_column}": pa.array(
-                [None if each is None else from_bytes(LongType(), each) for each in least], pa.int64()
-            ),
+            "path": pa.array([each.path for each in files], pa.string()),
+            "size_bytes": pa.array([each.n_bytes for each in files], pa.int64()),
+            "num_records": pa.array([each.n_rows for each in files], pa.int64()),
+            f"min.{lsn_column}": pa.array([each.least.get(lsn_column) for each in files], pa.int64()),
         }
     )
 
 
-def _merged(table: IcebergTable, replaced: pa.Table, lsn_column: str, directory: str) -> list[WrittenFile]:
-    """Raises as ``small_files.merge``; what it has written then is removed."""
-    renamed = {former: each.names[0] for each in TableSnapshot(table).file_columns for former in each.names}
-    try:
-        return merge(table.location, replaced, table.columns, lsn_column, directory, table.ranged, renamed)
-    except BaseException:
-        with suppress(OSError, XidstreamError):
-            attempt_files.remove(table.location, directory)
-        raise
+def _todays_names(columns: Sequence[FileColumn], names: Sequence[str]) -> list[str]:
+    """What the table calls the columns of a file, which are called ``names`` there; empty for one that is gone."""
+    todays: dict[str, str] = {}
+    for column in columns:
+        name = next((each for each in column.names if each in names), None)
+        if name is not None:
+            todays[name] = column.names[0]
+    return [todays.get(name, "") for name in names]
+
+
+def _remove(table: IcebergTable, directory: str) -> None:
+    """What cannot be removed is found as a leftover."""
+    with suppress(OSError):
+        attempt_files.remove(table.location, directory)

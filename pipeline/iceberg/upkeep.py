@@ -17,7 +17,11 @@ leftover is by the wall clock, and ``watched_clock`` makes it as much longer as 
 Where a table has branches or tags of a user, nothing is expired that they need, and no data file goes: pyiceberg does
 not tell what a branch has replaced.
 
-A thread of the driver's process, started by the first table of which something was expired. No commit waits for it.
+With the look at the folder of ``_transactions``, which gets every commit, the change logs are cut by their own
+retention (``sinks.log_shortening``).
+
+A thread of the driver's process, started by the first table of which something was expired. No commit waits for it. The
+change logs are cut on another one, for a fold of a large table takes as long as Spark takes for it.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from pyiceberg.table.snapshots import Operation
 
 from xidstream.pipeline import events
 from xidstream.pipeline.log_tables import attempt_files
+from xidstream.pipeline.log_tables.locations import TRANSACTIONS
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 
 if TYPE_CHECKING:
@@ -85,7 +90,11 @@ class IcebergUpkeep:
         delay_s: float = DELAY_S,
         clock: Callable[[], float] = time.monotonic,
         ages: WatchedClock | None = None,
+        shorten: Callable[[], None] = lambda: None,
     ) -> None:
+        """``shorten``: cuts the change logs. It never runs twice at a time."""
+        self._shorten = shorten
+        self._shortening: threading.Thread | None = None
         self._delay_s = delay_s
         self._clock = clock
         self._ages = ages or WatchedClock()
@@ -116,8 +125,9 @@ class IcebergUpkeep:
         with self._changed:
             self._ends = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(_END_S)
+        for thread in (self._thread, self._shortening):
+            if thread is not None:
+                thread.join(_END_S)
 
     # -- the thread ------------------------------------------------------------------------------------
 
@@ -155,6 +165,8 @@ class IcebergUpkeep:
         if n_expired >= SWEEP_COMMITS and now_s - self._swept_s.get(name, float("-inf")) >= SWEEP_S:
             self._n_expired[name] = 0
             self._swept_s[name] = now_s
+            if expired.label == TRANSACTIONS:
+                self._begin_to_shorten(expired.label)
             with self._changed:
                 waiting = {path for each in self._due for path in each.paths}
             before_s = self._before_s(expired)
@@ -163,6 +175,19 @@ class IcebergUpkeep:
             self._remove(found.io, [path for path in old if path not in waiting])
         else:
             self._n_expired[name] = n_expired
+
+    def _begin_to_shorten(self, label: str) -> None:
+        """Where the last one is still at work, this turn is left out."""
+
+        def shorten() -> None:
+            try:
+                self._shorten()
+            except Exception as error:  # noqa: BLE001 - of drivers and stores, and of a run that was taken over
+                self._tell(label, error)
+
+        if self._shortening is None or not self._shortening.is_alive():
+            self._shortening = threading.Thread(target=shorten, name="log-shortening", daemon=True)
+            self._shortening.start()
 
     def _before_s(self, expired: _Expired) -> float | None:
         """When the last commit before this process was made; as ``WatchedClock`` takes it."""

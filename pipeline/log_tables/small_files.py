@@ -1,26 +1,30 @@
-"""A table's small files, and the rows of some of them in one new file: the rule for every format of tables.
+"""A table's small files, and the rows of some of them in one new file.
 
 Each batch adds at least one file to each of its tables, and readers open every one. Where a commit leaves many small
-files, the next one replaces them by one (``delta.delta_table``, ``iceberg.merging``).
+files, the next one replaces them by one. The rule is the same for every format, and the commit is the format's
+(``delta.delta_table``, ``iceberg.merging``).
 
 ``SIZE_CLASSES`` keep the work small. Only files of one class go together, so a row is rewritten some times at most, and
 a commit rewrites 4 MiB of Parquet at most. ``MIDDLING`` files are merged in the same way: into Delta tables beside the
 commits (``delta.upkeep``). What has 4 MiB stays as it is: a year of small commits is some hundred files.
 
-Only files that the sink has written are taken (``OWN``), and only where each of their rows counts: the format knows.
+Only files that the sink has written are taken (``OWN``), and only where each of their rows counts, which the format
+says.
+
+To list all files of a table for each commit costs more than a tenth of the commit, and of an Iceberg table more than
+the commit. So ``Gathering`` counts what is added, and says when a look is worth it.
 
 Rejected: a merge in the commit of new rows, which a follower of the table cannot pass over, and in a thread of its own,
 which may conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has
 256 MB.
 
-Called in the thread that commits, and by Delta's ``upkeep``. pyarrow only, no Spark.
+Called in the thread that commits, and by both ``upkeep``. pyarrow only, no Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -50,9 +54,47 @@ SIZE_CLASSES: Final = (SizeClass(0, 16 << 10, 32), SizeClass(16 << 10, 512 << 10
 MIDDLING: Final = (SizeClass(512 << 10, 4 << 20, 8),)
 
 
+class Gathering:
+    """How many of the sink's files a table has in each of the ``classes``, as far as one writer knows. What others add
+    meanwhile is counted by the next look."""
+
+    def __init__(self, more: Sequence[SizeClass] = ()) -> None:
+        """``more``: classes beside ``SIZE_CLASSES``."""
+        self._more = more
+        self._counts: list[int] | None = None
+
+    @property
+    def classes(self) -> Sequence[SizeClass]:
+        return (*SIZE_CLASSES, *self._more)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether ``many_small`` may find some: nobody has looked yet, or one class has many."""
+        if self._counts is None:
+            return True
+        return any(n >= each.many for n, each in zip(self._counts, self.classes, strict=True))
+
+    def look(self, files: pa.Table) -> None:
+        """These are all files of the table, as ``many_small`` takes them."""
+        self._counts = [fitting.num_rows for _, fitting in _by_class(files, self.classes)]
+
+    def add(self, files: Iterable[WrittenFile]) -> None:
+        """A commit has added these."""
+        if self._counts is None:
+            return
+        for file in files:
+            for i, each in enumerate(self.classes):
+                if file.path.startswith(OWN) and each.least_bytes <= file.size < each.below_bytes:
+                    self._counts[i] += 1
+
+    def forget(self) -> None:
+        """Files were merged, or may have been: look again."""
+        self._counts = None
+
+
 def many_small(files: pa.Table, lsn_column: str, classes: Sequence[SizeClass] | None = None) -> pa.Table:
     """The files of one of the ``classes`` (``SIZE_CLASSES``) to replace, those with the lowest LSNs first, or none.
-    ``files`` are all of the table: ``path``, ``size_bytes``, ``num_records`` and, where there are statistics,
+    ``files`` has ``path``, ``size_bytes``, ``num_records`` and, where there are statistics,
     ``min.…`` of ``lsn_column``. Neighbours go together, and no clock says which these are."""
     for many, fitting in _by_class(files, classes):
         if fitting.num_rows >= many:
@@ -60,12 +102,6 @@ def many_small(files: pa.Table, lsn_column: str, classes: Sequence[SizeClass] | 
             order = [name for name in (least, "path") if name in fitting.column_names]
             return fitting.sort_by([(name, "ascending") for name in order]).slice(0, many)
     return files.slice(0, 0)
-
-
-def fewest_to_come(files: pa.Table, classes: Sequence[SizeClass] | None = None) -> int:
-    """How many files must be added at least before ``many_small`` finds some. To list all of a table for each commit
-    costs more than a tenth of the commit."""
-    return min(many - int(fitting.num_rows) for many, fitting in _by_class(files, classes))
 
 
 def _by_class(files: pa.Table, classes: Sequence[SizeClass] | None = None) -> Iterator[tuple[int, pa.Table]]:
@@ -83,11 +119,11 @@ def merge(
     lsn_column: str,
     directory: str,
     ranged: Collection[str] = (),
-    renamed: Mapping[str, str] = MappingProxyType({}),
+    names_of: Callable[[Sequence[str]], Sequence[str]] = lambda names: names,
 ) -> list[WrittenFile]:
     """Write the rows of these files (as ``many_small`` gives them), in the table's ``columns``, to a new file in the
-    new ``directory``. ``ranged``: the columns that the table has statistics of. ``renamed``: by the name of a column in
-    the files, the one that it has now.
+    new ``directory``. ``ranged``: the columns that the table has statistics of. ``names_of``: what the table calls the
+    columns of a file, for each of them.
 
     Raises OSError, pa.ArrowException, StorageFault, and SinkFailed where they are not what the table says.
     """
@@ -96,10 +132,10 @@ def merge(
     with ThreadPoolExecutor(_READS) as threads:
         for content in threads.map(table.read, replaced["path"].to_pylist()):
             rows = pq.read_table(pa.BufferReader(content), partitioning=None)
-            conform = Conform.of(columns, [renamed.get(name, name) for name in rows.schema.names])
+            conform = Conform.of(columns, names_of(rows.schema.names))
             for batch in rows.to_batches():
                 files.write(conform(batch))
     written = files.close()
     if sum(file.n_rows for file in written) != pc.sum(replaced["num_records"]).as_py():
-        raise SinkFailed("small files do not have the rows that the table's log says")
+        raise SinkFailed("small files do not have the rows that the table says")
     return written

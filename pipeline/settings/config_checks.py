@@ -18,6 +18,7 @@ from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream
 from xidstream.pipeline.settings.addresses import host_and_port
 from xidstream.pipeline.settings.catalog_names import CatalogName
 from xidstream.pipeline.settings.file_modes import check_mode
+from xidstream.pipeline.settings.log_retention import LogRetention
 from xidstream.pipeline.settings.modes import SnapshotMode, SparkMode
 from xidstream.pipeline.settings.sizes import check_executor_memory
 
@@ -68,10 +69,11 @@ def check_values(config: Config) -> None:
     if not 60 <= duration_s(config.mirror_retention, "mirror_retention") <= 86_400 * 366:
         raise ConfigError(f"mirror_retention must be from 1min to 366d, got {config.mirror_retention!r}")
     CatalogName.parse(config.mirror_catalog)
-    if config.log_retention and config.sink_kind.is_log and not config.sink_kind.is_shortened:
+    has_no_base = config.sink_kind.is_log and not config.sink_kind.has_base_tables
+    if has_no_base and LogRetention.parse(config.log_retention).needs_base:
         raise ConfigError(
-            f"log_retention is for a Delta sink: a change log in {config.sink_kind.name} tables is not shortened",
-            remedy="leave log_retention out, or give --sink delta:URI; docs/iceberg.md says how to remove old rows",
+            f"log_retention cannot be base: a change log in {config.sink_kind.name} tables has no base tables",
+            remedy="give a time (30d) or a size (100 GB), or --sink delta:URI",
         )
     if not 0 <= config.sink_settings.commit_every_s <= 10:  # the end of a run waits for the batch in hand
         raise ConfigError(f"iceberg_commit_every must be from 0s to 10s, got {config.iceberg_commit_every!r}")

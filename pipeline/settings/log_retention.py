@@ -1,4 +1,5 @@
-"""For how long the change log keeps the changes of a table: ``log_retention``, a setting of the Delta sink.
+"""For how long the change log keeps the changes of a table: ``log_retention``, a setting of the sinks
+that keep one (Delta, Iceberg).
 
 ``30d`` is an age, ``100 GB`` is a size of one table's files, and ``base`` is as far back as the oldest base table that
 a mirror keeps. An empty text keeps everything. One value is for all tables. Values for some stand before it, each with
@@ -84,6 +85,11 @@ class LogRetention:
         """``table``: ``schema.table``."""
         fitting = (each for pattern, each in self.by_pattern if fnmatchcase(table, pattern))
         return next(fitting, self.others)
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether some tables are cut by their base tables."""
+        return any(each.is_base for each in (self.others, *(each for _, each in self.by_pattern)))
 
     @property
     def keeps_all(self) -> bool:

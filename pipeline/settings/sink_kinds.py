@@ -35,10 +35,9 @@ class SinkKind:
     else's configuration explains. ``is_log``: the sink keeps what it was given, and knows up to which commit and by
     whom. ``has_states``: states and changes are read from that log (``ChangeLog``), and ``verify`` compares them.
     ``has_base_tables``: it is also read file by file, so base tables are made beside it, repairs carry its rows over,
-    and keys are erased from it. ``is_shortened``: a run removes old changes from it (``log_retention``).
-    ``needs_spark``: each batch asks for the Spark session; else only a batch does that is too much for the driver's own
-    process. ``runs_users_code``: the sink hands rows to a function of the user. ``implementation``:
-    ``module:class``."""
+    and keys are erased from it. ``needs_spark``: each batch asks for the Spark session; else only a batch does that is
+    too much for the driver's own process. ``runs_users_code``: the sink hands rows to a function of the user.
+    ``implementation``: ``module:class``."""
 
     name: str
     implementation: str
@@ -49,7 +48,6 @@ class SinkKind:
     is_log: bool = False
     has_states: bool = False
     has_base_tables: bool = False
-    is_shortened: bool = False
     needs_spark: bool = True
     runs_users_code: bool = False
     snapshots: Snapshots = Snapshots.NONE
@@ -78,7 +76,6 @@ DELTA: Final = SinkKind(
     is_log=True,
     has_states=True,
     has_base_tables=True,
-    is_shortened=True,
     needs_spark=False,
     snapshots=Snapshots.BESIDE,
 )

@@ -21,6 +21,7 @@ from xidstream.pipeline.settings.sink_kinds import DELTA
 from xidstream.pipeline.sinks.log_shortening import LogShortening
 from xidstream.pipeline.sinks.log_sink import LogSink
 from xidstream.pipeline.sinks.log_watch import LogWatch
+from xidstream.pipeline.sinks.shortened_tables import DeltaShortenedRoot
 
 
 class DeltaSink(LogSink):
@@ -41,13 +42,13 @@ class DeltaSink(LogSink):
         self._shortening: LogShortening | None = None
         tables = DeltaTables(self._root, retention, self._shorten_logs)
         super().__init__(tables, DeltaTables(self._root, beside=tables), identity)
-        self._watch = LogWatch(self._root, self._application_id)
+        self._watch = LogWatch(DeltaShortenedRoot(self._root), self._application_id)
 
     def claim(self, tenure: Tenure) -> None:
         super().claim(tenure)
         assert self._ownership is not None
         self._shortening = LogShortening(
-            self._root,
+            DeltaShortenedRoot(self._root),
             self._application_id,
             self._ownership,
             self._retention.changes,

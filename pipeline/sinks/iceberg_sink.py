@@ -6,7 +6,8 @@ commits meanwhile at the source makes the next batch larger, and the watermark m
 behind at most. A batch with a segment of a large transaction, or with many rows, is written at once: there it is the
 rows that take the time.
 
-A repair of a snapshot carries nothing over here yet.
+A log is cut as a Delta log is (``log_shortening``), and what is left of it the run's account has from ``log_watch``. A
+repair of a snapshot carries nothing over here yet.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
-from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.account.model import LogPart
+from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_table import Newest
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
-from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.settings.log_retention import KEEP_ALL, LogRetention
 from xidstream.pipeline.settings.sink_kinds import ICEBERG
+from xidstream.pipeline.sinks.iceberg_shortening import IcebergShortenedRoot
+from xidstream.pipeline.sinks.log_shortening import LogShortening
 from xidstream.pipeline.sinks.log_sink import LogSink
+from xidstream.pipeline.sinks.log_watch import LogWatch
 from xidstream.pipeline.spark.frames import SinkBatch
 
 LARGE_ROWS: Final = 50_000
@@ -32,7 +36,8 @@ LARGE_ROWS: Final = 50_000
 
 
 class IcebergSink(LogSink):
-    """``commit_every_s``: between the ends of two small batches. ``clock`` and ``wait`` are a test's."""
+    """``commit_every_s``: between the ends of two small batches. ``retention``: what is older is cut off the log beside
+    the writes. ``clock`` and ``wait`` are a test's."""
 
     kind = ICEBERG
 
@@ -41,23 +46,47 @@ class IcebergSink(LogSink):
         place: IcebergPlace,
         identity: SlotIdentity,
         commit_every_s: float = 1.0,
+        retention: LogRetention = KEEP_ALL,
         *,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] | None = None,
     ) -> None:
         newest: Newest = {}
-        tables = IcebergTables(place, makes=True, upkeep=IcebergUpkeep(), newest=newest)
+        upkeep = IcebergUpkeep(shorten=self._shorten_logs)
+        tables = IcebergTables(place, makes=True, upkeep=upkeep, newest=newest)
         super().__init__(tables, IcebergTables(place, makes=True, newest=newest), identity)
-        self._place = place
+        self._root = IcebergShortenedRoot(place, tables)
+        self._retention = retention
+        self._shortening: LogShortening | None = None
+        self._watch = LogWatch(self._root, self._application_id)
         self._commit_every_s = commit_every_s
         self._clock = clock
         self._closing = threading.Event()
         self._wait = wait or self._closing.wait
         self._written_s: float | None = None
 
+    def claim(self, tenure: Tenure) -> None:
+        super().claim(tenure)
+        assert self._ownership is not None
+        self._shortening = LogShortening(
+            self._root,
+            self._application_id,
+            self._ownership,
+            self._retention,
+            self.snapshot_log().is_being_taken,
+            self._session,
+            self._watch.shortened,
+        )
+
     def _slots(self) -> list[str]:
-        found = IcebergRoot(self._place).open(locations.TRANSACTIONS)
-        return [] if found is None else found.slots()
+        return self._root.slots()
+
+    def log_part(self) -> LogPart | None:
+        return None if self._retention.keeps_all else self._watch.part()
+
+    def _shorten_logs(self) -> None:
+        if self._shortening is not None:
+            self._shortening.shorten()
 
     def write(self, batch: SinkBatch) -> None:
         if self._written_s is not None and not _is_large(batch):

@@ -1,7 +1,7 @@
-"""Cuts the change logs of a Delta root: removes what ``log_retention`` does not ask for, and nobody needs.
+"""Cuts the change logs of a sink's tables: removes what ``log_retention`` does not ask for, and nobody needs.
 
-``pipeline.changelog.shortening`` decides how far, and has the promise. This asks the root what it decides by, and
-commits. For each table of the slot, by itself:
+``pipeline.changelog.shortening`` decides how far, and has the promise. This asks the tables what it decides by,
+and commits. For each table of the slot, by itself:
 
 1. W, the LSN from which on everything stays. For an age it is the last commit before that age, counted back from the
    newest commit, or from now where that is earlier. So a clock that is set wrong here, or on the server alone, removes
@@ -13,7 +13,7 @@ commits. For each table of the slot, by itself:
 3. Where it is worth it, the table's rows at W are written to files: a start for what stays (``log_fold``). That may
    take a while, and the table goes on meanwhile. Of what lies up to W an erasure alone changes anything, and then the
    fold is given up.
-4. One Delta commit removes the files, adds those of the fold, and carries the cut. It carries the owner's mark, too, so
+4. One commit removes the files, adds those of the fold, and carries the cut. It carries the owner's mark, too, so
    a run that was taken over commits nothing here. It is made on the snapshot that was looked at: with any other commit
    in between it fails, and is tried again.
 
@@ -22,16 +22,18 @@ came between). A snapshot that began in an earlier process, and needs what was c
 named (``SnapshotLog.commit``). Tables with rows of another slot are left alone.
 
 ``_transactions`` comes last, and goes no further than the cut of every table of the log. The greatest timestamp of what
-goes is told with the cut: times up to there have no answer any more. ``_messages`` goes as far. Its Delta log says the
+goes is told with the cut: times up to there have no answer any more. ``_messages`` goes as far. The table says the
 LSNs of a file's messages, and not those of their commits, which may lie behind the cut: so these are read from the
 file.
 
-A crash anywhere leaves each table cut or not, and each says itself which. Removed files stay on the disk for
-``delta_file_retention``, so who has opened a table before reads on (``delta.upkeep`` removes them then).
+A crash anywhere leaves each table cut or not, and each says itself which. Removed files stay on the disk for a while
+(``delta_file_retention``; an hour behind the last snapshot of an Iceberg table that names them), so who has opened a
+table before reads on. The format's ``upkeep`` removes them then.
 
 A table that cannot be folded (``folding``) is cut as far as its later starts allow, and an event says why, once.
 
-In the driver's process, on a thread that ``upkeep`` starts. deltalake and pyarrow; Spark for a large fold alone.
+What the tables are, ``shortened_tables`` says. In the driver's process, on a thread that the format's ``upkeep``
+starts. pyarrow; Spark for a large fold alone.
 """
 
 from __future__ import annotations
@@ -48,13 +50,12 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from xidstream.pipeline import events
-from xidstream.pipeline.changelog.consumers import ConsumerPosition, read_positions
+from xidstream.pipeline.changelog.consumers import ConsumerPosition
 from xidstream.pipeline.changelog.folding import new_directory, write_fold
 from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.log_fold import LogFold, fold_marks, fold_of
-from xidstream.pipeline.changelog.log_root import DeltaRoot
-from xidstream.pipeline.changelog.log_table import MAX_LSN, DeltaLogTable, LogFile, reading
-from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_lines
+from xidstream.pipeline.changelog.log_table import MAX_LSN, LogFile, reading
+from xidstream.pipeline.changelog.manifest import ManifestLine
 from xidstream.pipeline.changelog.shortening import (
     Stretch,
     best_starts,
@@ -67,14 +68,11 @@ from xidstream.pipeline.changelog.shortening import (
     with_fold,
 )
 from xidstream.pipeline.changelog.slot_log import SlotLog
-from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.errors import Unsupported
+from xidstream.pipeline.errors import Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import attempt_files, locations
 from xidstream.pipeline.log_tables.erased_marks import ERASURES
-from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
@@ -82,6 +80,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import table_label
 from xidstream.pipeline.quantities import human_s
 from xidstream.pipeline.settings.log_retention import LEAST_AGE_S, LogRetention, TableRetention
+from xidstream.pipeline.sinks.shortened_tables import ShortenedRoot, ShortenedTable
 from xidstream.pipeline.spark.session import GetSession
 from xidstream.pipeline.spark_errors import fault_of
 
@@ -99,7 +98,7 @@ class _Folded:
     files: tuple[WrittenFile, ...]
     n_erasures: int
 
-    def holds(self, writer: DeltaTableWriter, plan: _Plan) -> bool:
+    def holds(self, writer: ShortenedTable, plan: _Plan) -> bool:
         """Whether it still is the table's state, and a start that the cut may rely on."""
         lsn, place = self.fold.lsn, self.fold.place
         folded = [with_fold(each, lsn) if each.place == place else each for each in plan.stretches]
@@ -128,7 +127,7 @@ def _now() -> datetime.datetime:
 
 
 class LogShortening:
-    """``is_being_taken``: whether a snapshot of the table in this directory is under way. ``get_session``: for folds of
+    """``is_being_taken``: whether a snapshot of the table with this key is under way. ``get_session``: for folds of
     large tables; None where there is no Spark. ``tell_held`` gets the bytes that each consumer holds back, by name,
     after each turn.
 
@@ -136,11 +135,11 @@ class LogShortening:
 
     def __init__(
         self,
-        root: Location,
+        root: ShortenedRoot,
         application_id: str,
         ownership: Ownership,
         retention: LogRetention,
-        is_being_taken: Callable[[str], bool] = lambda directory: False,
+        is_being_taken: Callable[[str], bool] = lambda key: False,
         get_session: GetSession | None = None,
         tell_held: Callable[[Mapping[str, int]], None] = lambda held: None,
         now: Callable[[], datetime.datetime] = _now,
@@ -159,19 +158,17 @@ class LogShortening:
         """Cut each table as far as it goes, and then ``_transactions``."""
         if self._retention.keeps_all:
             return
-        log = SlotLog(DeltaRoot(self._root), self._slot)
+        log = SlotLog(self._root.log_root, self._slot)
         latest = self._latest(log)
         if not latest:
             return
-        consumers = read_positions(self._root, self._slot)
+        consumers = self._root.positions(self._slot)
         self._tell_forgotten(consumers, latest)
         needed = {each.name: int(each.lsn) for each in consumers}
         held: dict[str, Mapping[str, int]] = {}
-        names = {table_label(*name): locations.encode_table(*name) for name in log.table_names()}
-        cuts = [
-            self._shorten_table(log, name, directory, latest, needed, held)
-            for name, directory in names.items()
-        ]
+        key_of = self._root.log_root.key_of
+        keys = {table_label(*name): key_of(*name) for name in log.table_names()}
+        cuts = [self._shorten_table(log, name, key, latest, needed, held) for name, key in keys.items()]
         lowest = min(cuts, default=0)
         self._shorten_transactions(lowest)
         self._shorten_messages(lowest)
@@ -183,7 +180,7 @@ class LogShortening:
 
     def _before(self, age_s: float) -> int:
         """The LSN up to which all had committed so long before the newest commit; 0 where that is not known."""
-        transactions = TransactionsTable(DeltaRoot(self._root))
+        transactions = TransactionsTable(self._root.log_root)
         newest = transactions.newest_timestamp
         if newest is None:
             return 0
@@ -196,27 +193,26 @@ class LogShortening:
         self,
         log: SlotLog,
         name: str,
-        directory: str,
+        key: str,
         latest: int,
         needed: Mapping[str, int],
         held: dict[str, Mapping[str, int]],
     ) -> int:
         """Returns how far the table is cut then. ``needed``: the positions of the consumers, by name. ``held`` gets
         what they hold back of this table."""
-        location = self._root.child(directory)
         folded, is_looked_at = None, False
         try:
             for _ in range(ATTEMPTS):
-                writer = DeltaTableWriter.open(location, name)
+                writer = self._root.open(key, name)
                 if writer is None:
                     return 0
-                self._ownership.check(writer)
+                self._ownership.check(writer.writer)
                 before = writer.watermark(locations.cut_id(self._slot))
-                plan = self._plan(log, writer, name, directory, latest, needed)
+                plan = self._plan(log, writer, name, key, latest, needed)
                 if plan is None or (folded is not None and not folded.holds(writer, plan)):
                     return before
                 if not is_looked_at:
-                    is_looked_at, folded = True, self._fold(log, writer, name, plan)
+                    is_looked_at, folded = True, self._fold(log, writer, name, key, plan)
                     if folded is not None:
                         continue  # the table went on meanwhile
                 cut = plan.cut if folded is None else folded.fold.lsn
@@ -236,7 +232,7 @@ class LogShortening:
             return before  # a busy table: the next turn
         finally:
             if folded is not None:
-                self._discard(location, name, folded.directory)
+                self._discard(key, name, folded.directory)
 
     def _held(self, name: str, plan: _Plan, consumers: Mapping[str, int], fold: int) -> Mapping[str, int]:
         could_not = any(table == name for table, _ in self._told)
@@ -245,7 +241,7 @@ class LogShortening:
         )
 
     def _commit(
-        self, writer: DeltaTableWriter, cut: int, gone: Sequence[LogFile], folded: _Folded | None
+        self, writer: ShortenedTable, cut: int, gone: Sequence[LogFile], folded: _Folded | None
     ) -> None:
         versions = {locations.cut_id(self._slot): cut}
         marks, paths = self._ownership.marks, [file.path for file in gone]
@@ -258,15 +254,15 @@ class LogShortening:
     def _plan(
         self,
         log: SlotLog,
-        writer: DeltaTableWriter,
+        writer: ShortenedTable,
         name: str,
-        directory: str,
+        key: str,
         latest: int,
         consumed: Mapping[str, int],
     ) -> _Plan | None:
         """None where the table waits, or is left alone."""
         retention = self._retention.of(name)
-        if retention.keeps_all or self._is_being_taken(directory):
+        if retention.keeps_all or self._is_being_taken(key):
             return None
         try:
             log.log_table(name)
@@ -290,7 +286,7 @@ class LogShortening:
                 return _Plan(files, stretches, bool(lines), cut, min([wanted, *needed]), told, wanted, base)
             there.remove(missing)
 
-    def _fold(self, log: SlotLog, writer: DeltaTableWriter, name: str, plan: _Plan) -> _Folded | None:
+    def _fold(self, log: SlotLog, writer: ShortenedTable, name: str, key: str, plan: _Plan) -> _Folded | None:
         """A new fold, where it is worth it and possible."""
         before = writer.watermark(locations.cut_id(self._slot))
         if plan.has_base:
@@ -306,7 +302,7 @@ class LogShortening:
             n_erasures = at.log_table.watermark(ERASURES) or 0
             files = write_fold(at, directory, writer.ranged, self._get_session)
         except Exception as error:  # noqa: BLE001 - one table that cannot be folded holds up no other
-            self._discard(writer.location, name, directory)
+            self._discard(key, name, directory)
             self._tell(name, type(error).__name__, fault_of(error, f"folding table {name}").message)
             return None
         if files is None:
@@ -317,12 +313,12 @@ class LogShortening:
         fold = LogFold(stretch.place, lsn, sum(file.n_rows for file in files))
         return _Folded(fold, directory, files, n_erasures)
 
-    def _discard(self, location: Location, name: str, directory: str) -> None:
+    def _discard(self, key: str, name: str, directory: str) -> None:
         """Remove the files of a fold, unless the table names them: the answer to a commit may have been lost."""
-        with suppress(OSError, DeltaError):  # they go like those of a failed snapshot
-            writer = DeltaTableWriter.open(location, name)
-            if writer is None or not any(path.startswith(directory) for path in writer.paths()):
-                attempt_files.remove(location, directory)
+        with suppress(OSError, DeltaError, XidstreamError):  # they go like those of a failed snapshot
+            writer = self._root.open(key, name)
+            if writer is not None and not any(path.startswith(directory) for path in writer.paths()):
+                attempt_files.remove(writer.location, directory)
 
     def _tell_forgotten(self, consumers: Sequence[ConsumerPosition], latest: int) -> None:
         now = _now()
@@ -351,7 +347,7 @@ class LogShortening:
             return self._before(retention.age_s)
         if retention.n_bytes is not None:
             return lsn_for_bytes(files, retention.n_bytes)
-        there = (line.lsn for line in lines if base_of(self._root, line) is not None)
+        there = (line.lsn for line in lines if self._root.has_base(line))
         return next(there, 0)
 
     def _missing_base(
@@ -360,30 +356,29 @@ class LogShortening:
         """A line that the cut would rely on, and whose base table is gone."""
         relied = {(stretch.place, start.needs) for stretch, start in best_starts(wanted, stretches)}
         for line in lines:
-            if (line.place, line.lsn) in relied and base_of(self._root, line) is None:
+            if (line.place, line.lsn) in relied and not self._root.has_base(line):
                 return line
         return None
 
     def _lines(self, name: str) -> list[ManifestLine]:
-        return [line for line in read_lines(self._root, self._slot) if line.table == name]
+        return [line for line in self._root.base_lines(self._slot) if line.table == name]
 
-    def _knows_its_snapshot(self, writer: DeltaTableWriter, generations: list[TableGeneration]) -> bool:
+    def _knows_its_snapshot(self, writer: ShortenedTable, generations: list[TableGeneration]) -> bool:
         """Whether the snapshot whose rows were committed last has its line."""
         place = writer.watermark(f"{self._slot}/snapshot")
         return not place or any(int(each.bounds.place) == place for each in generations)
 
     def _shorten_transactions(self, cut: int) -> None:
         """``cut``: the lowest of all tables."""
-        location = self._root.child(locations.TRANSACTIONS)
-        if not cut or len(application_ids(location)) > 1:
+        if not cut or len(self._root.slots()) > 1:
             return  # it does not say whose a transaction is
         for _ in range(ATTEMPTS):
-            writer = DeltaTableWriter.open(location, locations.TRANSACTIONS)
+            writer = self._root.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
             assert writer is not None, "the log is there"
-            self._ownership.check(writer)
+            self._ownership.check(writer.writer)
             if writer.watermark(locations.cut_id(self._slot)) >= cut:
                 return
-            times = DeltaLogTable(location, writer.version).greatest(_TIME)
+            times = _greatest(writer, _TIME)
             gone = [
                 file.path
                 for file in removable(_files(writer, "commit_lsn"), (), cut)
@@ -392,7 +387,7 @@ class LogShortening:
             if not gone:
                 return
             time_id = locations.cut_time_id(self._slot)
-            time_us = max(_microseconds(times[path]) for path in gone)
+            time_us = max(_microseconds(time) for path in gone if (time := times[path]) is not None)
             marks: Mapping[str, int] = {
                 **self._ownership.marks,
                 time_id: max(time_us, writer.watermark(time_id)),
@@ -407,18 +402,17 @@ class LogShortening:
 
     def _shorten_messages(self, cut: int) -> None:
         """``cut``: the lowest of all tables."""
-        location = self._root.child(locations.MESSAGES)
-        if not cut or len(application_ids(self._root.child(locations.TRANSACTIONS))) > 1:
+        if not cut or len(self._root.slots()) > 1:
             return
         for _ in range(ATTEMPTS):
-            writer = DeltaTableWriter.open(location, locations.MESSAGES)
+            writer = self._root.open(locations.MESSAGES, locations.MESSAGES)
             if writer is None:
                 return
-            self._ownership.check(writer)
+            self._ownership.check(writer.writer)
             if writer.watermark(locations.cut_id(self._slot)) >= cut:
                 return
             files = removable(_files(writer, "lsn"), (), cut)
-            gone = [file.path for file in files if _last_commit(location, file) <= cut]
+            gone = [file.path for file in files if _last_commit(writer, file) <= cut]
             if not gone:
                 return
             try:
@@ -429,14 +423,14 @@ class LogShortening:
             return
 
 
-def _last_commit(location: Location, file: LogFile) -> int:
+def _last_commit(table: ShortenedTable, file: LogFile) -> int:
     """The greatest commit LSN of the messages in a file; 0 where none has one."""
-    with reading(f"Delta table {locations.MESSAGES}"), location.open(file.path) as source:
+    with reading(table.writer.title), table.location.open(file.path) as source:
         found = pc.max(pq.ParquetFile(source).read(["commit_lsn"])["commit_lsn"]).as_py()
     return found or 0
 
 
-def _files(writer: DeltaTableWriter, column: str) -> list[LogFile]:
+def _files(writer: ShortenedTable, column: str) -> list[LogFile]:
     listed = writer.files()
     names = ("path", "size_bytes", f"min.{column}", f"max.{column}")
     if not listed.num_rows or not set(names) <= set(listed.column_names):
@@ -446,6 +440,13 @@ def _files(writer: DeltaTableWriter, column: str) -> list[LogFile]:
         LogFile(path, n_bytes or 0, 0 if least is None else least, MAX_LSN if most is None else most)
         for path, n_bytes, least, most in values
     ]
+
+
+def _greatest(table: ShortenedTable, column: str) -> dict[str, datetime.datetime | None]:
+    """By the path of each file, the greatest value of a column; None where it is not told."""
+    listed, name = table.files(), f"max.{column}"
+    values = listed[name].to_pylist() if name in listed.column_names else [None] * listed.num_rows
+    return dict(zip(listed["path"].to_pylist(), values, strict=True))
 
 
 def _microseconds(time: datetime.datetime) -> int:

@@ -3,7 +3,7 @@
 ``log_retention`` keeps what a consumer has not read (``changelog.consumers``). One that nobody advances keeps the log
 for ever, and no table shows that. So the run looks, as often as it may without being felt:
 
-- The positions of the consumers are one small Delta table: it is read again after ``LOOK_S``.
+- The positions of the consumers are one small Delta table, where there is one: it is read again after ``LOOK_S``.
 - How far each table was cut, and what it answers, takes one look at each table. It is taken once, and again after each
   turn of the retention, which alone changes it. A mirror that removes a base table may make the oldest state of a
   table younger in between; `xidstream tables` reads it anew.
@@ -19,7 +19,7 @@ figure is what all hold together, and each is what would still be held if the ot
 Rejected: to look when somebody asks, and wait. An account must answer within seconds, and a store may not. To tell it
 at each turn of the retention alone: a consumer that has moved would be shown behind for an hour.
 
-In the driver's process. deltalake, no Spark. Called by ``delta_sink``.
+In the driver's process, no Spark. Called by ``delta_sink`` and ``iceberg_sink``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from typing import Final
 from deltalake.exceptions import DeltaError
 
 from xidstream.pipeline.account.model import MOST_CONSUMERS, ConsumerPart, LogPart
-from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.changelog.consumers import ConsumerPosition, read_positions
+from xidstream.pipeline.changelog.consumers import ConsumerPosition
+from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.errors import Unsupported, XidstreamError
-from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.sinks.shortened_tables import ShortenedRoot
 
 LOOK_S: Final = 60.0
 """A consumer is behind for minutes before anybody minds, and each look is some requests to a store."""
@@ -69,7 +69,7 @@ class LogWatch:
     ``shortened``."""
 
     def __init__(
-        self, root: Location, application_id: str, clock: Callable[[], float] = time.monotonic
+        self, root: ShortenedRoot, application_id: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._root = root
         self._slot = application_id
@@ -104,9 +104,9 @@ class LogWatch:
         with self._lock:
             before, is_cut_anew, self._is_cut_anew = self._seen, self._is_cut_anew, False
         try:
-            log = ChangeLog(self._root.uri, self._slot, self._root.storage_options)
+            log = SlotLog(self._root.log_root, self._slot)
             reach = _reach(log) if before is None or is_cut_anew else before.reach
-            seen = _Seen(log.last_commit_lsn, tuple(read_positions(self._root, self._slot)), reach)
+            seen = _Seen(log.last_commit_lsn, tuple(self._root.positions(self._slot)), reach)
         except _FAILURES as error:
             with self._lock:
                 self._is_cut_anew |= is_cut_anew
@@ -116,7 +116,7 @@ class LogWatch:
             self._seen, self._error = seen, None
 
 
-def _reach(log: ChangeLog) -> _Reach:
+def _reach(log: SlotLog) -> _Reach:
     cuts: list[Lsn] = []
     oldest: list[Lsn | None] = []
     of_cut: list[Lsn | None] = []

@@ -67,7 +67,7 @@ class IcebergType(SinkType):
 
         place = self._place()
         place.root()  # a place that the sink cannot write to is told at once
-        return IcebergSink(place, identity, settings.commit_every_s)
+        return IcebergSink(place, identity, settings.commit_every_s, settings.retention.changes)
 
     def checked(self) -> str:
         return self._place().argument

@@ -29,8 +29,8 @@ from tests.spark.test_change_log import found
 from xidstream import ChangeLog
 from xidstream.actors.cli.log import tables_command
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, SinkDiverged, Unsupported, UsageError
-from xidstream.pipeline.iceberg import merging
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.log_tables import small_files
 from xidstream.pipeline.log_tables.small_files import SizeClass
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import INSERT, UPDATE_POSTIMAGE
@@ -109,7 +109,7 @@ def test_a_random_history_has_the_states_and_changes_that_the_delta_log_has(
     twins: Twins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its small files are merged all the while, over changes of the layout, too."""
-    monkeypatch.setattr(merging, "CLASSES", (SizeClass(0, 1 << 20, 3),))
+    monkeypatch.setattr(small_files, "SIZE_CLASSES", (SizeClass(0, 1 << 20, 3),))
     dice = random.Random(11)
     orders = ORDERS
     for relation in (ORDERS, PAIRS, BARE):

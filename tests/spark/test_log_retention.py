@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.unit.sinks.test_iceberg_shortening import LAST, filled_log
 from tests.unit.sinks.test_log_folds import AT, log_of_one_snapshot
 from tests.unit.sinks.test_log_shortening import COMMITS, TABLE, long_log, truth
 from xidstream.pipeline.errors import PreconditionMissing
@@ -65,3 +66,26 @@ def test_states_behind_a_fold_by_arrow_and_by_spark_are_those_of_before(
     stored = spark.read.format("parquet").load(f"{tmp_path}/{TABLE}/snapshot-*-fold*")
     rows = stored.filter("_commit_lsn = 3597").collect()
     assert sorted(row["id"] for row in rows) == [0, 1, 2, 3, 4] and len({row["_seq"] for row in rows}) == 5
+
+
+def test_states_of_a_cut_log_in_iceberg_tables_are_those_of_before_also_where_a_column_was_renamed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    made = filled_log(Location.parse(str(tmp_path / "iceberg")), again=False)
+    with made.loaded().update_schema() as change:
+        change.rename_column("v", "called")
+    early = made.log.as_of(spark, lsn=300)[TABLE]
+    # Files call the column otherwise than the table does, so it is Spark's.
+    made.shorten("5h", folds=True, get_session=lambda: spark)
+    cut = int(made.log.cut_lsn(TABLE))
+    assert cut > 1_000
+    for lsn in (cut, 1_650, LAST):
+        rows = made.log.as_of(spark, lsn=lsn)[TABLE].collect()
+        assert {row["id"]: row["v"] for row in rows} == truth(lsn)
+    with pytest.raises(PreconditionMissing, match="shortened up to"):
+        made.log.as_of(spark, lsn=cut - 1)[TABLE]
+    changes = made.log.changes(spark, TABLE, since=cut).collect()
+    assert sorted(row["_commit_lsn"] for row in changes) == [
+        lsn for lsn in range(1_100, LAST + 1, 100) if lsn > cut
+    ]
+    assert {row["id"]: row["v"] for row in early.collect()} == truth(300), "opened before the cut"

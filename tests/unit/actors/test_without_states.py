@@ -61,11 +61,13 @@ def test_keys_are_not_erased_from_iceberg_tables(capsys: pytest.CaptureFixture[s
     assert ended.value.code == 2 and "not of iceberg tables" in told and "pyiceberg" in told
 
 
-def test_a_log_in_iceberg_tables_is_not_said_to_be_shortened() -> None:
-    with pytest.raises(ConfigError, match="log_retention is for a Delta sink") as error:
-        Config(sink=SINK, log_retention="30d")
-    assert "docs/iceberg.md" in error.value.remedy
-    Config(sink="delta:/lake", log_retention="30d")
+def test_a_log_in_iceberg_tables_is_shortened_by_age_or_size_and_not_by_base_tables() -> None:
+    for text in ("base", "public.a=base, 30d"):
+        with pytest.raises(ConfigError, match="has no base tables") as error:
+            Config(sink=SINK, log_retention=text)
+        assert "30d" in error.value.remedy
+        Config(sink="delta:/lake", log_retention=text)
+    Config(sink=SINK, log_retention="public.a=100 GB, 30d")
 
 
 def test_consumers_of_iceberg_tables_are_told_to_keep_their_own_place(tmp_path: Path) -> None:

@@ -1,222 +1,264 @@
-"""Small files of an Iceberg table become one behind the commits, and every row stays what it was."""
+"""Small files of an Iceberg table are merged behind the commits: all rows stay, and no new one waits. SQLite."""
 
 from __future__ import annotations
 
 import logging
-import os
-import shutil
+import multiprocessing
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyiceberg.table.snapshots import Operation
 
-from tests.spark.support import relation
-from tests.unit.delta.test_small_files import COLUMNS, LSN, row
+from tests.unit.iceberg.test_commit_together import World
+from tests.unit.iceberg.test_commit_together import world_of as world_of
 from tests.unit.iceberg.test_iceberg_table import (
     SLOT,
+    WIDER,
     commit,
     ids,
-    opened,
+    metadata_files,
+    named,
     raw,
-    set_theirs,
     table_of,
     written,
 )
 from tests.waiting import wait_until
+from xidstream.pipeline import faultpoints
+from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import iceberg_table, merging
-from xidstream.pipeline.iceberg.iceberg_table import KEPT_SNAPSHOTS, IcebergTable
-from xidstream.pipeline.iceberg.log_reading import TableSnapshot
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
-from xidstream.pipeline.log_tables.columns import TableColumn
-from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
-from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
+from xidstream.pipeline.log_tables import small_files
+from xidstream.pipeline.log_tables.columns import place
 from xidstream.pipeline.log_tables.small_files import SIZE_CLASSES, SizeClass
+from xidstream.pipeline.schema.rows import contract_schema
 
-MANY = SIZE_CLASSES[0].many
+FEW = 4
+CLASSES = (SizeClass(0, 16 << 10, FEW),)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four small files become one."""
+    monkeypatch.setattr(small_files, "SIZE_CLASSES", CLASSES)
+
+
+def merged(table: IcebergTable) -> set[str]:
+    return {path for path in table_of_folder(table) if "-merged/" in path}
+
+
+def table_of_folder(table: IcebergTable) -> set[str]:
+    root = Path(table.location.uri)
+    return {str(path.relative_to(root)) for path in root.glob("data-*/*.parquet")}
 
 
 def operations(root: Path) -> list[Operation]:
     return [each.summary.operation for each in raw(root).snapshots()]
 
 
-def merged_folders(table: IcebergTable) -> set[str]:
-    return {name for name in os.listdir(table.location.uri) if name.endswith("-merged")}
-
-
-def test_a_hundred_commits_leave_all_rows_of_every_type_in_a_few_files(tmp_path: Path) -> None:
-    columns = [LSN, *(column for column in COLUMNS[1:] if column.type != pa.int16())]  # Iceberg has none
-    names = [column.name for column in columns]
-    tables = opened(tmp_path)
-    table = tables.open_or_create("public__v", "public.v", columns, tables.about(relation("public.v")))
-    schema, most = pa.schema([column.field for column in columns]), 0
-    for lsn in range(1, 101):
-        files = ParquetFiles(table.location, f"data-{lsn:05d}", schema, "_commit_lsn")
-        files.write(pa.RecordBatch.from_pylist([{name: row(lsn)[name] for name in names}], schema=schema))
-        table.commit(files.close(), {SLOT: lsn})
-        most = max(most, len(table.paths()))
-    assert most == MANY - 1
-    found = table.read(names, "_commit_lsn", 0, 1_000).sort_by("_commit_lsn").to_pylist()
-    assert found == [{name: row(lsn)[name] for name in names} for lsn in range(1, 101)]
-    # A reader that is bounded by an LSN still skips files.
-    assert len({each.least["_commit_lsn"] for each in TableSnapshot(table).files}) == len(table.paths())
-    again = opened(tmp_path).open("public__v", "public.v")
-    assert again is not None and again.watermark(SLOT) == 100
-
-
-def test_a_merge_is_a_snapshot_of_its_own_that_replaces_files_and_adds_no_row(tmp_path: Path) -> None:
+def test_many_commits_leave_all_rows_in_few_files_and_bounds_of_them(tmp_path: Path) -> None:
+    many = SIZE_CLASSES[0].many
     table = table_of(tmp_path)
-    for lsn in range(100, 100 + MANY):
+    for lsn in range(1, many):
         commit(table, lsn, lsn)
-    *appends, last = raw(tmp_path).snapshots()
-    assert {each.summary.operation for each in appends} == {Operation.APPEND}
-    told = last.summary.additional_properties
-    assert last.summary.operation is Operation.REPLACE
-    assert (told["deleted-data-files"], told["added-data-files"]) == (str(MANY), "1")
-    assert (told["deleted-records"], told["added-records"], told["total-records"]) == (str(MANY),) * 3
-    assert ids(tmp_path) == list(range(100, 100 + MANY))
-    assert len(table.paths()) == 1 and table.watermark(SLOT) == 99 + MANY
-    commit(table, 500, 500)
-    assert table_of(tmp_path).watermark(SLOT) == 500
+    before = raw(tmp_path)
+    assert len(table.paths()) == many - 1
+    commit(table, many, many)
+    commit(table, many + 1, many + 1)
+    found = raw(tmp_path)
+    for lsn in (1, many + 1):
+        assert len(list(found.scan(row_filter=f"_commit_lsn = {lsn}").plan_files())) == 1
+    assert len(table.paths()) == 2
+    assert ids(tmp_path) == list(range(1, many + 2))
+    assert found.scan().to_arrow().num_rows == many + 1
+    assert operations(tmp_path)[-2:] == [Operation.REPLACE, Operation.APPEND]
+    told = found.snapshots()[-2].summary.additional_properties
+    assert told["xidstream.merged"] == "true"
+    assert (told["total-records"], told["total-data-files"]) == (str(many), "1")
+    assert table_of(tmp_path).watermark(SLOT) == many + 1
+    # Who opened the table before reads on.
+    assert before.scan().to_arrow().num_rows == many - 1
+    assert named(tmp_path) <= metadata_files(tmp_path)
 
 
-def test_who_commits_meanwhile_keeps_the_small_files_for_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("few")
+def test_values_stay_where_a_column_was_renamed_widened_and_added_meanwhile(tmp_path: Path) -> None:
     table = table_of(tmp_path)
-
-    def meanwhile(point: str) -> None:
-        if point == "iceberg_merging":
-            set_theirs(tmp_path)
-            other = raw(tmp_path)
-            other.append(other.scan(limit=1).to_arrow())
-
-    monkeypatch.setattr(merging, "reach", meanwhile)
-    for lsn in range(100, 100 + MANY):
-        commit(table, lsn, lsn)
-    assert Operation.REPLACE not in operations(tmp_path) and not merged_folders(table)
-    monkeypatch.undo()
-    commit(table, 500, 500)
-    assert Operation.REPLACE in operations(tmp_path)
-    assert sorted(set(ids(tmp_path))) == [*range(100, 100 + MANY), 500] and len(ids(tmp_path)) == MANY + 2
-
-
-def test_a_run_that_was_taken_over_while_it_merged_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table, later = table_of(tmp_path), {"done": False}
-
-    def taken_over(point: str) -> None:
-        if point == "iceberg_merging" and not later["done"]:
-            later["done"] = True
-            commit(table_of(tmp_path), 1_000, 1_000, owner=2)
-
-    monkeypatch.setattr(merging, "reach", taken_over)
-    with pytest.raises(SnapshotOutdated):
-        for lsn in range(100, 100 + MANY):
-            commit(table, lsn, lsn)
-    assert ids(tmp_path) == [*range(100, 100 + MANY), 1_000]
-
-
-def test_columns_that_a_user_renamed_and_those_that_came_later_are_merged_under_their_names(
-    tmp_path: Path,
-) -> None:
-    table = table_of(tmp_path)
-    for lsn in range(100, 100 + MANY - 4):
-        table.commit(written(table, lsn, lsn, name=f"n{lsn}"), {SLOT: lsn})
+    commit(table, 100, 1)
     with raw(tmp_path).update_schema() as change:
-        change.rename_column("name", "title")
+        change.rename_column("name", "called")
     table = table_of(tmp_path)
-    table.take_columns(
-        [
-            *(TableColumn("id", pa.int64(), "id") if c.name == "id" else c for c in table.columns),
-            TableColumn("note", pa.string(), "note"),
-        ]
-    )
-    for lsn in range(500, 504):
-        table.commit(written(table, lsn, lsn, title=f"n{lsn}", note="x"), {SLOT: lsn})
+    commit(table, 110, 2)
+    table.take_columns(place(table.columns, contract_schema(WIDER), RULES).columns)
+    table.commit(written(table, 120, 1 << 40, note="new", called="three"), {SLOT: 120})
+    first = raw(tmp_path).scan().to_arrow().to_pylist()
+    table.commit(written(table, 130, 4, note="newer"), {SLOT: 130})
     assert len(table.paths()) == 1
-    rows = raw(tmp_path).scan(selected_fields=("id", "title", "note")).to_arrow().sort_by("id").to_pylist()
-    assert rows == [
-        {"id": lsn, "title": f"n{lsn}", "note": "x" if lsn >= 500 else None}
-        for lsn in (*range(100, 100 + MANY - 4), *range(500, 504))
-    ]
+    rows = raw(tmp_path).scan().to_arrow().to_pylist()
+    by_id = {row["id"]: row for row in rows}
+    assert [by_id[row["id"]] for row in first] == first
+    assert (by_id[4]["note"], by_id[1 << 40]["called"], len(rows)) == ("newer", "three", 4)
 
 
-def test_files_that_cannot_be_read_hold_up_no_commit_and_are_tried_again_after_a_while(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(merging, "PAUSE_COMMITS", 3)
+@pytest.mark.usefixtures("few")
+def test_names_in_files_from_before_a_renaming_are_found(tmp_path: Path) -> None:
     table = table_of(tmp_path)
-    for lsn in range(100, 99 + MANY):
+    table.commit(written(table, 100, 1, name="one"), {SLOT: 100})
+    with raw(tmp_path).update_schema() as change:
+        change.rename_column("name", "called")
+    table = table_of(tmp_path)
+    for lsn in range(101, 100 + FEW):
+        table.commit(written(table, lsn, lsn, called="later"), {SLOT: lsn})
+    assert len(table.paths()) == 1
+    rows = raw(tmp_path).scan(selected_fields=("id", "called")).to_arrow().to_pylist()
+    assert {row["id"]: row["called"] for row in rows}[1] == "one"
+
+
+def hooked(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]) -> None:
+    """Somebody does this while a merge's file is being written."""
+    real = merging.merge
+
+    def merge(*args: Any, **kwargs: Any) -> Any:
+        done = real(*args, **kwargs)
+        meanwhile()
+        return done
+
+    monkeypatch.setattr(merging, "merge", merge)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_merge_that_loses_to_another_program_is_given_up_and_done_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(tmp_path)
+    theirs: list[int] = []
+
+    def delete() -> None:
+        if not theirs:
+            theirs.append(1)
+            raw(tmp_path).delete("id = 2")
+
+    hooked(monkeypatch, delete)
+    for lsn in range(1, FEW + 1):
+        commit(table, lsn, lsn)
+    assert theirs and ids(tmp_path) == [1, 3, 4], "a row that was deleted does not come back"
+    assert merged(table) == set()
+    assert metadata_files(tmp_path) == named(tmp_path)
+    for lsn in range(FEW + 1, 2 * FEW):
+        commit(table, lsn, lsn)
+    assert ids(tmp_path) == [1, *range(3, 2 * FEW)]
+    assert len(merged(table)) == 1
+
+
+@pytest.mark.usefixtures("few")
+def test_a_table_that_says_no_keeps_its_files(tmp_path: Path) -> None:
+    table = table_of(tmp_path)
+    with raw(tmp_path).transaction() as change:
+        change.set_properties({merging.SETTING: "false"})
+    table.refresh()
+    for lsn in range(1, FEW + 2):
+        commit(table, lsn, lsn)
+    assert len(table.paths()) == FEW + 1
+
+
+@pytest.mark.usefixtures("few")
+def test_files_that_cannot_be_read_hold_up_no_commit_and_are_tried_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(merging, "RESTS", 2)
+    table = table_of(tmp_path)
+    for lsn in range(1, FEW):
         commit(table, lsn, lsn)
     hidden = Path(table.location.uri, table.paths()[0])
-    shutil.move(hidden, tmp_path / "away")
+    hidden.rename(hidden.with_suffix(".away"))
     with caplog.at_level(logging.WARNING):
-        commit(table, 300, 300)
-        commit(table, 301, 301)
-    assert [each.getMessage() for each in caplog.records] == [
-        "Iceberg table public.a: small files could not be merged (FileNotFoundError)"
-    ]
-    assert table.watermark(SLOT) == 301 and not merged_folders(table)
-    shutil.move(tmp_path / "away", hidden)
-    commit(table, 302, 302)
-    commit(table, 303, 303)
-    assert Operation.REPLACE in operations(tmp_path)
-    assert ids(tmp_path) == [*range(100, 99 + MANY), *range(300, 304)]
-
-
-def test_files_of_other_programs_stay_as_they_are(tmp_path: Path) -> None:
-    table = table_of(tmp_path)
-    for lsn in range(100, 104):
+        commit(table, FEW, FEW)
+    (told,) = (
+        each.msg for each in caplog.records if getattr(each.msg, "name", "") == "small_files_not_merged"
+    )
+    assert "public.a" in str(told)
+    assert merged(table) == set()
+    hidden.with_suffix(".away").rename(hidden)
+    for lsn in range(FEW + 1, FEW + 3):
         commit(table, lsn, lsn)
-    theirs = raw(tmp_path)
-    for _ in range(MANY):
-        theirs.append(theirs.scan(limit=1).to_arrow())
-    table = table_of(tmp_path)
-    for lsn in range(200, 200 + MANY - 4):
-        commit(table, lsn, lsn)
-    assert len(table.paths()) == MANY + 1, "ours are one"
-    assert len(ids(tmp_path)) == 2 * MANY
+        assert len(table.paths()) == lsn
+    commit(table, FEW + 3, FEW + 3)
+    assert len(merged(table)) == 1
+    assert ids(tmp_path) == list(range(1, FEW + 4))
 
 
-def test_replaced_files_go_when_no_snapshot_names_them_and_the_merged_stay(
+@pytest.mark.usefixtures("few")
+def test_what_was_replaced_goes_when_no_snapshot_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_table, "EXPIRES_EVERY", 10)
-    keeping = IcebergUpkeep(delay_s=0.0)
-    table = table_of(tmp_path, keeping)
-    n = 3 * MANY + KEPT_SNAPSHOTS
-    for lsn in range(100, 100 + n):
+    monkeypatch.setattr(iceberg_table, "EXPIRES_EVERY", 2)
+    monkeypatch.setattr(iceberg_table, "KEPT_SNAPSHOTS", 2)
+    upkeep = IcebergUpkeep(delay_s=0.0)
+    try:
+        table = table_of(tmp_path, upkeep)
+        for lsn in range(1, FEW + 1):
+            commit(table, lsn, lsn)
+        for lsn in range(FEW + 1, FEW + 8):
+            table.commit([], {SLOT: lsn})
+        wait_until(lambda: table_of_folder(table) == set(table.paths()))
+    finally:
+        upkeep.close()
+    assert len(table.paths()) == 1
+    assert ids(tmp_path) == list(range(1, FEW + 1))
+
+
+def _write(root: str, plan: str) -> None:
+    faultpoints._plan = FaultPlan(plan, None) if plan else None
+    small_files.SIZE_CLASSES = CLASSES  # type: ignore[misc]
+    table = table_of(Path(root))
+    for lsn in range(table.watermark(SLOT) + 1, 2 * FEW + 2):
         commit(table, lsn, lsn)
 
-    def there() -> set[str]:
-        return {
-            str(p.relative_to(table.location.uri)) for p in Path(table.location.uri).rglob("data-*/*.parquet")
-        }
 
-    # The snapshots that are kept name some that are replaced.
-    wait_until(lambda: len(there()) <= len(table.paths()) + MANY + 10)
-    keeping.close()
-    assert set(table.paths()) <= there()
-    assert ids(tmp_path) == list(range(100, 100 + n))
-
-
-def test_middling_files_become_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "CLASSES", (SizeClass(0, 1_000, 1_000), SizeClass(1_000, 1 << 20, 4)))
+def test_a_kill_before_a_merge_is_committed_loses_nothing_and_the_next_run_merges(tmp_path: Path) -> None:
     table = table_of(tmp_path)
-    for lsn in range(100, 104):
-        commit(table, lsn, *range(lsn * 1_000, lsn * 1_000 + 300))
-    assert len(table.paths()) == 1 and len(ids(tmp_path)) == 1_200
+    writer = multiprocessing.get_context("spawn").Process(
+        target=_write, args=(str(tmp_path), f"iceberg_committing:kill@{FEW + 1}")
+    )
+    writer.start()
+    writer.join(120)
+    assert writer.exitcode == -signal.SIGKILL
+    assert len(merged(table)) == 1, "its file is written"
+    assert ids(tmp_path) == list(range(1, FEW + 1))
+    assert len(table_of(tmp_path).paths()) == FEW
+    kept = small_files.SIZE_CLASSES
+    try:
+        _write(str(tmp_path), "")
+    finally:
+        small_files.SIZE_CLASSES = kept  # type: ignore[misc]
+    assert ids(tmp_path) == list(range(1, 2 * FEW + 2))
+    assert len(table_of(tmp_path).paths()) <= FEW
 
 
-def test_a_table_without_many_files_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To read all manifests for each commit would cost more as the table grows."""
-    listed: list[Any] = []
-    real = merging._live
-    monkeypatch.setattr(merging, "_live", lambda table: listed.append(table) or real(table))
-    table = table_of(tmp_path)
-    for lsn in range(100, 99 + MANY):
-        commit(table, lsn, lsn)
-    assert len(listed) <= 4
+@pytest.mark.usefixtures("few")
+def test_tables_that_are_committed_together_are_merged_behind_it(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of()
+    run = world.run()
+    for lsn in range(10_100, 10_100 + FEW):
+        run.write(world.batch(lsn))
+    assert world.seen() == [list(range(10_100, 10_100 + FEW))] * 3
+    for key in ("public__a", "public__b", "_transactions"):
+        (task,) = world.server.catalog.load_table(f"shop.{key}").scan().plan_files()
+        assert "-merged/" in task.file.file_path
+    run.write(world.batch(10_200))
+    assert world.seen() == [[*range(10_100, 10_100 + FEW), 10_200]] * 3
+    assert world.orphans() == set()
+
+
+def test_columns_that_are_gone_and_former_names_are_told_apart() -> None:
+    from xidstream.pipeline.iceberg.log_reading import FileColumn
+
+    columns = [FileColumn(1, ("id",), False), FileColumn(2, ("called", "name"), False)]
+    assert merging._todays_names(columns, ["name", "id", "old"]) == ["called", "id", ""]
+    assert merging._todays_names(columns, ["called", "name"]) == ["called", ""]

@@ -55,9 +55,9 @@ from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.log_retention import LogRetention
-from xidstream.pipeline.sinks import log_watch
 from xidstream.pipeline.sinks.log_shortening import LogShortening
 from xidstream.pipeline.sinks.log_watch import LOOK_S, LogWatch
+from xidstream.pipeline.sinks.shortened_tables import DeltaShortenedRoot, ShortenedRoot
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark.session import GetSession
@@ -174,7 +174,7 @@ class Root:
     ) -> None:
         """``folds``: else the table counts as too large to be folded."""
         shortening = LogShortening(
-            self.root,
+            self.shortened,
             SLOT,
             self.ownership,
             LogRetention.parse(retention),
@@ -187,6 +187,10 @@ class Root:
             if not folds:
                 patch.setattr(small_fold, "SMALL_BYTES", 0)
             shortening.shorten()
+
+    @property
+    def shortened(self) -> ShortenedRoot:
+        return DeltaShortenedRoot(self.root)
 
     @property
     def log(self) -> ChangeLog:
@@ -697,7 +701,7 @@ def watched(watch: LogWatch) -> LogPart:
 
 def test_the_account_says_how_far_back_the_log_answers_and_follows_cuts_and_consumers(root: Location) -> None:
     made, now_s = long_log(root), [0.0]
-    watch = LogWatch(root, SLOT, lambda: now_s[0])
+    watch = LogWatch(DeltaShortenedRoot(root), SLOT, lambda: now_s[0])
     assert watch.part() is None, "nobody waits for a look"
     whole = watched(watch)
     assert (whole.oldest_lsn, whole.cut_lsn, whole.n_tables, whole.n_cut_tables) == (str(Lsn(51)), None, 1, 0)
@@ -722,14 +726,15 @@ def test_a_look_at_the_log_that_fails_is_told_and_the_figures_before_it_stay(
     root: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, now_s = long_log(root), [0.0]
-    watch = LogWatch(root, SLOT, lambda: now_s[0])
+    looked_at = DeltaShortenedRoot(root)
+    watch = LogWatch(looked_at, SLOT, lambda: now_s[0])
     before = watched(watch)
 
-    def fail(root: Location, application_id: str) -> list[ConsumerPosition]:
+    def fail(application_id: str) -> list[ConsumerPosition]:
         raise StorageFault("the sink cannot be reached")
 
     with monkeypatch.context() as patch:
-        patch.setattr(log_watch, "read_positions", fail)
+        patch.setattr(looked_at, "positions", fail)
         made.shorten("24h", tell_held=watch.shortened)
         now_s[0] += LOOK_S
         assert watched(watch) == dataclasses.replace(before, error="the sink cannot be reached")

@@ -1,0 +1,85 @@
+"""The Iceberg tables of one namespace, as ``log_shortening`` cuts them.
+
+A cut is one snapshot: a *delete* of whole files, or an *overwrite* where a fold takes their place. The watermark of the
+cut stands in its summary and in the table's properties, as all watermarks do. The files go when no snapshot names them,
+and an hour later (``iceberg.upkeep``).
+
+There are no consumers and no base tables beside an Iceberg log, so nobody holds a cut back, and no base table is a
+start: that is a snapshot, or the fold.
+
+Called by ``iceberg_sink``. It imports pyiceberg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from xidstream.pipeline.changelog.consumers import ConsumerPosition
+from xidstream.pipeline.changelog.iceberg_root import IcebergLogTable, IcebergRoot
+from xidstream.pipeline.changelog.log_root import LogRoot
+from xidstream.pipeline.changelog.manifest import ManifestLine
+from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
+from xidstream.pipeline.iceberg.log_reading import TableSnapshot
+from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
+from xidstream.pipeline.sinks.shortened_tables import ShortenedTable
+
+
+class IcebergShortenedTable(ShortenedTable):
+    """``table`` as it was opened, until it is committed to. Raises as ``TableSnapshot``."""
+
+    def __init__(self, table: IcebergTable) -> None:
+        super().__init__(table)
+        self._table = table
+        self._log = IcebergLogTable(TableSnapshot(table))
+
+    def check_plain(self) -> None:
+        self._log.check_plain()
+
+    def files(self) -> pa.Table:
+        return self._log.listed()
+
+    def commit(
+        self,
+        files: Sequence[WrittenFile],
+        versions: Mapping[str, int],
+        lsn_column: str = "_commit_lsn",
+        *,
+        marks: Mapping[str, int] = MappingProxyType({}),
+        removed: Sequence[str],
+    ) -> None:
+        self._table.commit(files, versions, lsn_column, marks=marks, merges=False, removed=removed)
+
+
+class IcebergShortenedRoot:
+    """``tables``: through which it commits. They are the caller's to close."""
+
+    def __init__(self, place: IcebergPlace, tables: IcebergTables) -> None:
+        self._place = place
+        self._tables = tables
+
+    @property
+    def log_root(self) -> LogRoot:
+        return IcebergRoot(self._place)
+
+    def open(self, key: str, label: str) -> ShortenedTable | None:
+        table = self._tables.open(key, label)
+        return None if table is None else IcebergShortenedTable(table)
+
+    def slots(self) -> list[str]:
+        found = self.log_root.open(locations.TRANSACTIONS)
+        return [] if found is None else found.slots()
+
+    def positions(self, application_id: str) -> list[ConsumerPosition]:
+        return []
+
+    def base_lines(self, application_id: str) -> list[ManifestLine]:
+        return []
+
+    def has_base(self, line: ManifestLine) -> bool:
+        return False
