@@ -46,7 +46,7 @@ POINTS: Final = {
     "block_given": "reader: the block was sent",
     "sending_status": "reader: a status update is about to go to the server",
     "status_sent": "reader: the status update was sent",
-    "decoding_block": "buffer: a block arrived",
+    "decoding_block": "buffer: a block arrived; a small one may be decoded in the reader",
     "block_decoded": "buffer: the block is decoded and held; nothing is spilled yet",
     "writing_segment": "buffer: rows are about to be spilled",
     "segment_written": "buffer: the rows are spilled",

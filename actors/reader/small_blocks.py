@@ -53,7 +53,7 @@ class SmallBlocks:
         if decoder is None:
             return None
         versions = block.relations.versions
-        # A copy: the arrays serve again, and decoded columns may lie in the messages themselves.
+        # A copy: the arrays serve again, and it must not matter whether a decoded column lies in them.
         return decoder.decode_plain(tuple(versions), versions, (block.payload.copy(), block.lengths.copy()))
 
     def _loaded(self) -> TransactionBuffer | None:

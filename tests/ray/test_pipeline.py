@@ -130,27 +130,34 @@ def test_a_trickle_needs_no_buffer_and_loses_and_doubles_nothing_when_its_reader
             pipeline.database.execute(f"insert into small values ({i})")
             wait_until(lambda: pipeline.driver.n_rows >= i)  # noqa: B023 - it is called here
 
-    n = LOADING_AFTER
-    trickle(1, n)
-    time.sleep(2)  # the reader loads its kernels
+    def arrives_without_a_buffer(i: int) -> bool:
+        os.kill(buffer, signal.SIGSTOP)
+        try:
+            pipeline.database.execute(f"insert into small values ({i})")
+            deadline_s = time.monotonic() + 3
+            while pipeline.driver.n_rows < i and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+            return pipeline.driver.n_rows >= i
+        finally:
+            os.kill(buffer, signal.SIGCONT)
+            wait_until(lambda: pipeline.driver.n_rows >= i)
+
     reader, buffer = supervisor.pids
-    os.kill(buffer, signal.SIGSTOP)
-    try:
-        trickle(n + 1, n + 5)
-    finally:
-        os.kill(buffer, signal.SIGCONT)
+    trickle(1, LOADING_AFTER)
+    # Until the reader has loaded its kernels, the buffer is needed.
+    n = next(i for i in range(LOADING_AFTER + 1, LOADING_AFTER + 31) if arrives_without_a_buffer(i))
     assert "/pandas/" not in Path(f"/proc/{reader}/maps").read_text(), "it would cost the reader 30 MB"
     pipeline.driver.hold.set()
     wait_until(lambda: pipeline.driver.is_held)
     # What is not confirmed yet, a sink without a watermark gets once more.
     wait_until(lambda: pipeline.confirmed() >= pipeline.driver.transactions[-1]["end_lsn"])
-    for i in range(n + 6, n + 16):
+    for i in range(n + 1, n + 11):
         pipeline.database.execute(f"insert into small values ({i})")
     os.kill(reader, signal.SIGKILL)
     wait_until(lambda: supervisor.pids and supervisor.pids != [reader, buffer])
     pipeline.driver.hold.clear()
-    wait_until(lambda: pipeline.driver.n_rows >= n + 15)
-    assert [r["id"] for r in pipeline.driver.rows("public.small")] == list(range(1, n + 16))
+    wait_until(lambda: pipeline.driver.n_rows >= n + 10)
+    assert [r["id"] for r in pipeline.driver.rows("public.small")] == list(range(1, n + 11))
 
 
 @NEWEST
