@@ -54,6 +54,12 @@ class _Kept:
                 self._commit = self._table.commit_of(self._version)
             return self._table
 
+    def noted(self) -> dict[str, frozenset[str]]:
+        with self.lock:
+            ids = {} if self._table is None else self._table.take_ids()
+            self.notes.update({f"{version:020d}.json": each for version, each in ids.items()})
+            return self.notes
+
     def _goes_on(self, table: TableHandle) -> bool:
         """Bring it up to date. Returns whether it still is the table that stands there."""
         try:
@@ -78,9 +84,10 @@ class KeptTables:
         return self._of(location).newest()
 
     def notes(self, location: Location) -> dict[str, frozenset[str]]:
-        """What a caller wants to remember of the table's commits, by their files' names. Empty where another table
-        stands there, or the handle is not kept."""
-        return {} if location.is_local else self._of(location).notes
+        """What a caller wants to remember of the table's commits, by their files' names, which is the application ids
+        that are in them: those of commits that the handle has read are there already. Empty where another table stands
+        there, or the handle is not kept."""
+        return {} if location.is_local else self._of(location).noted()
 
     def forget(self) -> None:
         """All handles."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.s3_server import CountedS3, counted_s3
 from tests.spark.change_log_maker import INT8, TEXT, LogMaker, as_rows, keyed
@@ -75,10 +76,16 @@ def test_each_small_file_of_the_log_is_two_requests(s3: CountedS3, log: LogMaker
     assert tables.refresh(no_session) is not None
     for turn in range(10):
         log.insert(FIRST, {"id": 1_000 + turn, "name": "new"})
+    n_commits = DeltaTable(f"{root.uri}/_transactions", storage_options=root.storage_options).version()
     s3.asked()
     assert tables.refresh(no_session) is not None
     # It was five: a look and the footer, and then these again with the rows.
-    assert len([each for each in s3.asked("/shop/public.t0/") if ".parquet" in each.what]) == 20
+    asked = s3.asked()
+    assert len([each for each in asked if "/shop/public.t0/" in each.what and ".parquet" in each.what]) == 20
+    # Beside deltalake this process reads a commit of the log itself: once, with a look for its size. It was twice.
+    commit = f"/shop/_transactions/_delta_log/{n_commits - 3:020d}.json"
+    looks = [each.what for each in asked if each.what.startswith("HEAD") and commit in each.what]
+    assert len(looks) == 1
     lines = newest(read_lines(root, IDENTITY.application_id))
     (line,) = (line for line in lines if line.table == "public.t0")
     assert as_rows(rows_at(root, line)) == log.states[log.lsn]["public.t0"]
