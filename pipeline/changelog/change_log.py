@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from xidstream.pipeline.changelog.generations import (
     generation_at,
 )
+from xidstream.pipeline.changelog.key_spans import Keys, KeySpans
 from xidstream.pipeline.changelog.log_root import root_of
 from xidstream.pipeline.changelog.log_table import LogTable
 from xidstream.pipeline.changelog.net import log_rows, net_rows
@@ -117,6 +118,7 @@ class ChangeLog(SlotLog):
         until: Lsn | int | str | None = None,
         net: bool = False,
         columns: Sequence[str] | None = None,
+        keys: Keys | None = None,
     ) -> DataFrame:
         """The changes of a table behind ``since`` and up to ``until``, in the source's columns and the contract's.
 
@@ -130,6 +132,10 @@ class ChangeLog(SlotLog):
 
         ``columns``: of the source's, in this order, with the contract's behind them; None is all. From an object store
         no others are read, but the key's with ``net``. Raises UsageError where the table has not each of them.
+
+        ``keys``: as ``LogState.table`` takes them. Without ``net`` a row that has no value there comes, too, as a
+        TRUNCATE has none; so any column may be named, and row groups without such rows are not read. With ``net`` the
+        key's may, and all changes are read: keys may have changed.
         """
         last, proven = self._bounds()
         newest = min(last, proven) if net else last
@@ -141,7 +147,9 @@ class ChangeLog(SlotLog):
         if not net:
             log_table, shape = self._layout_at(table, upto)
             names = list(shape.columns) if columns is None else chosen_columns(shape, columns)
-            rows = log_rows(spark, log_table, narrowed(shape, names), behind, upto)
+            spans = None if keys is None else KeySpans.of(shape, keys, shape.columns)
+            read = [*names, *(() if spans is None else spans.columns)]
+            rows = log_rows(spark, log_table, narrowed(shape, read), behind, upto, spans)
             return rows if columns is None else _with_contract(rows, names, shape)
         at = self.table_at(table, upto)
         # Changes from before the snapshot may be among them.
@@ -150,10 +158,12 @@ class ChangeLog(SlotLog):
             raise UsageError(f"table {at.shape.table} has no key: its rows have no net changes")
         whole = at.shape
         names = list(whole.columns) if columns is None else chosen_columns(whole, columns)
+        spans = None if keys is None else KeySpans.of(whole, keys, whole.key)
         at = replace(at, shape=narrowed(whole, names))
         known = behind >= at.generation.bounds.valid_from
         before = replace(self.table_at(table, behind), shape=at.shape).state(spark) if known else None
         rows = net_rows(spark, at, behind, before)
+        rows = rows if spans is None else rows.filter(spans.within())
         return rows if columns is None else _with_contract(rows, names, whole)
 
     def _check_since(self, table: str | TableName, behind: Lsn) -> None:
@@ -289,18 +299,34 @@ class LogState:
         """
         return self.table(table)
 
-    def table(self, table: str | TableName, columns: Sequence[str] | None = None) -> DataFrame:
+    def table(
+        self,
+        table: str | TableName,
+        columns: Sequence[str] | None = None,
+        keys: Keys | None = None,
+    ) -> DataFrame:
         """``state[table]``, in these columns, in this order; None is all.
 
         From an object store no others are read, but the key's: Spark does not say there which columns a query uses.
         Raises UsageError where the table has not each of them.
+
+        ``keys``: columns of the key, each with its least and greatest value, both included, or None for no bound:
+        ``{"id": (1_000, 1_999)}``. The rows are those of a filter. Files of a base table and row groups that have none
+        of these keys are not read. Raises UsageError for other columns, for a table without a key, and for a value
+        that is none of its column's.
         """
-        frame = self.with_text(table, columns)
+        frame = self.with_text(table, columns, keys)
         return frame.select(*[quoted(name) for name in frame.columns[:-1]])
 
-    def with_text(self, table: str | TableName, columns: Sequence[str] | None = None) -> DataFrame:
-        """``table(table, columns)`` with a column ``_text`` at its end: column → PostgreSQL's text, of values that the
-        type cannot hold."""
+    def with_text(
+        self,
+        table: str | TableName,
+        columns: Sequence[str] | None = None,
+        keys: Keys | None = None,
+    ) -> DataFrame:
+        """``table(table, columns, keys)`` with a column ``_text`` at its end: column → PostgreSQL's text, of values
+        that the type cannot hold."""
         at = self._log.table_at(table, self._lsn, self._generations)
         names = None if columns is None else chosen_columns(at.shape, columns)
-        return at.state(self._spark, names)
+        spans = None if keys is None else KeySpans.of(at.shape, keys, at.shape.key)
+        return at.state(self._spark, names, spans)

@@ -40,6 +40,7 @@ from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, SNAPSHOT
 from xidstream.pipeline.spark.spark_schemas import arrow_type, spark_schema
 
 if TYPE_CHECKING:
+    import pyarrow.parquet as pq
     from pyspark.sql.types import StructType
 
     from xidstream.pipeline.changelog.shape import TableShape
@@ -51,6 +52,7 @@ several."""
 _OPEN_BYTES: Final = 1 << 20
 """What opening a file counts as: small files share a range."""
 _BATCH_ROWS: Final = 64 << 10
+_LSN_ALONE: Final = pa.schema([("_commit_lsn", pa.int64())])
 _CONTRACT: Final = frozenset(field.name for field in CONTRACT_FIELDS)
 
 
@@ -83,13 +85,22 @@ class FileRange:
         location = Location(self.uri, storage_options)
         for path in self.paths:
             with reading(f"a file of Delta table {self.table}"), location.open(path) as file:
-                parquet = pq.ParquetFile(file)
-                groups = range(self.slice, parquet.num_row_groups, self.n_slices)
+                # What is asked for ahead in a store is what a range has: RANGE_BYTES, or a row group.
+                parquet = pq.ParquetFile(file, pre_buffer=not location.is_local)
                 wanted = ["_commit_lsn", "_change_type", *(n for c in self.columns for n in c.held_in)]
                 for rows in parquet.iter_batches(
-                    _BATCH_ROWS, list(groups), columns=list(dict.fromkeys(wanted))
+                    _BATCH_ROWS, self._groups(parquet.metadata), columns=list(dict.fromkeys(wanted))
                 ):
                     yield from self._of_range(rows)
+
+    def _groups(self, footer: pq.FileMetaData) -> list[int]:
+        """The row groups of this slice that may have changes of the range."""
+        from xidstream.pipeline.log_tables.file_rows import groups_with  # it loads pandas
+
+        own = range(self.slice, footer.num_row_groups, self.n_slices)
+        lsn = pc.field("_commit_lsn")
+        within = (lsn > self.since) & (lsn <= self.until)
+        return [i for i in groups_with(within, footer, _LSN_ALONE) if i in own]
 
     def _of_range(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         lsn, kind = rows["_commit_lsn"], rows["_change_type"]

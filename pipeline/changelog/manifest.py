@@ -54,6 +54,8 @@ from xidstream.pipeline.log_tables.table_metadata import STATISTICS, TableMetada
 
 CURRENT: Final = "current"
 MANIFEST: Final = "_manifest"
+OWN_FILES: Final = "refresh-"
+"""How the paths of a base table's files begin that a mirror writes. Their statistics are exact."""
 ATTEMPTS: Final = 8
 """To commit beside other mirrors' commits."""
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from xidstream.pipeline.changelog.fold import KeyedNet, keyed_net
 from xidstream.pipeline.changelog.internal_columns import key_as, key_parts, restored, same_key
+from xidstream.pipeline.changelog.key_spans import KeySpans
 from xidstream.pipeline.changelog.log_table import LogTable
 from xidstream.pipeline.changelog.shape import TableShape, narrowed, shaped
 from xidstream.pipeline.changelog.table_at import TableAt
@@ -32,16 +33,27 @@ if TYPE_CHECKING:
 _SEQ_MASK: Final = (1 << 63) - 1
 
 
-def log_rows(spark: SparkSession, table: LogTable, shape: TableShape, since: Lsn, until: Lsn) -> DataFrame:
-    """The log's changes behind ``since`` up to ``until``: the source's columns, then the contract's."""
+def log_rows(
+    spark: SparkSession,
+    table: LogTable,
+    shape: TableShape,
+    since: Lsn,
+    until: Lsn,
+    spans: KeySpans | None = None,
+) -> DataFrame:
+    """The log's changes behind ``since`` up to ``until``: the source's columns, then the contract's. ``spans``: those
+    of these keys, and those that have none: a TRUNCATE is of every key."""
     from pyspark.sql import functions as f
 
     lsn, its_lsn = f.col("_commit_lsn"), pc.field("_commit_lsn")
     names = [*CONTRACT_COLUMNS, *shape.held_in]
     wanted = (its_lsn > int(since)) & (its_lsn <= int(until))
+    by_key = None if spans is None else spans.wanted(table.schema, or_null=True)
+    wanted = wanted if by_key is None else wanted & by_key
     rows = table.rows(spark, table.files(since + 1, until), names, wanted)
     rows = rows.filter((lsn > int(since)) & (lsn <= int(until)) & (f.col("_change_type") != SNAPSHOT))
     found = shaped(rows, shape)
+    found = found if spans is None else found.filter(spans.within(or_null=True))
     contract = [name for name in found.columns if name not in shape.columns]
     return found.select(*map(quoted, [*shape.columns, *contract]))
 

@@ -11,6 +11,9 @@ The rows of a snapshot are counted, by what the table says of its files. If anot
 error says so: without them the table would look like one that has few rows, or none. What an erasure took is told by
 its own commits (``delta.erased_rows``).
 
+A reader may want a range of keys (``key_spans``). Base and tail are then read for these keys alone, unless keys change
+in a tail that lacks values: a row has such a value from where it was before, under a key that may lie outside.
+
 A session's snapshot may lack transactions whose commit LSN lies below it. ``left_out`` are the commit LSNs of those,
 where the table is wanted as that session sees it (``pipeline.verify``).
 
@@ -29,6 +32,7 @@ from xidstream.pipeline.changelog.arrow_rows import TEXT
 from xidstream.pipeline.changelog.fold import base_alone, fold
 from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.internal_columns import texts_of
+from xidstream.pipeline.changelog.key_spans import KeySpans
 from xidstream.pipeline.changelog.log_fold import LogFold
 from xidstream.pipeline.changelog.log_table import DeltaLogTable, LogFile, LogTable
 from xidstream.pipeline.changelog.manifest import Base
@@ -90,16 +94,17 @@ class TableAt:
         """The LSN up to which the rows at ``place`` have all changes."""
         return int(self.generation.bounds.contained_upto) if self.fold is None else self.fold.lsn
 
-    def snapshot(self, spark: SparkSession) -> LogRows:
-        """The rows that the state begins with: the generation's, or those of the fold."""
+    def snapshot(self, spark: SparkSession, spans: KeySpans | None = None) -> LogRows:
+        """The rows that the state begins with: the generation's, or those of the fold. Of all keys, or of these."""
         from pyspark.sql import functions as f
 
         place = self.place
         files = self.snapshot_files()
         names = [*_OF_SNAPSHOT, *self.shape.held_in]
-        rows = self.log_table.rows(spark, files, names, pc.field("_commit_lsn") == place)
+        wanted = _wanted(pc.field("_commit_lsn") == place, spans, self.log_table)
+        rows = self.log_table.rows(spark, files, names, wanted)
         rows = rows.filter((f.col("_commit_lsn") == place) & (f.col("_change_type") == SNAPSHOT))
-        return self._log_rows(rows, files)
+        return self._log_rows(rows, files, spans)
 
     def snapshot_files(self) -> list[LogFile]:
         """The files that may have such rows. Raises PreconditionMissing where some of them are gone."""
@@ -149,10 +154,11 @@ class TableAt:
         # No commit has the place of a snapshot, so that file has its rows alone.
         return [file for file in files if not file.min_lsn == file.max_lsn == self.place]
 
-    def tail(self, spark: SparkSession, since: int = 0) -> LogRows | None:
+    def tail(self, spark: SparkSession, since: int = 0, spans: KeySpans | None = None) -> LogRows | None:
         """The changes behind ``since``, up to the LSN, that the snapshot does not contain; None where no file has any.
 
-        ``since``: 0 for all of them, or the LSN of a base of this generation.
+        ``since``: 0 for all of them, or the LSN of a base of this generation. ``spans``: changes of these keys alone,
+        and no TRUNCATE.
         """
         from pyspark.sql import functions as f
 
@@ -162,55 +168,81 @@ class TableAt:
             return None
         lsn, its_lsn = f.col("_commit_lsn"), pc.field("_commit_lsn")
         names = [*CONTRACT_COLUMNS, *self.shape.held_in]
-        rows = self.log_table.rows(spark, files, names, (its_lsn > since) & (its_lsn <= int(self.lsn)))
+        wanted = _wanted((its_lsn > since) & (its_lsn <= int(self.lsn)), spans, self.log_table)
+        rows = self.log_table.rows(spark, files, names, wanted)
         rows = rows.filter((lsn > since) & (lsn <= int(self.lsn)) & (f.col("_change_type") != SNAPSHOT))
         if since < self.generation.bounds.valid_from:
             rows = without_contained(rows, self.generation.bounds)
         if self.left_out:
             rows = rows.filter(~lsn.isin([int(each) for each in self.left_out]))
-        return self._log_rows(rows, files)
+        return self._log_rows(rows, files, spans)
 
-    def _log_rows(self, rows: DataFrame, files: Sequence[LogFile]) -> LogRows:
+    def _log_rows(self, rows: DataFrame, files: Sequence[LogFile], spans: KeySpans | None) -> LogRows:
         n_bytes, n_rows = sum(file.n_bytes for file in files), sum(file.n_rows for file in files)
-        return LogRows(shaped(rows, self.shape), n_bytes, n_rows)
+        frame = shaped(rows, self.shape)
+        return LogRows(frame if spans is None else frame.filter(spans.within()), n_bytes, n_rows)
 
-    def state(self, spark: SparkSession, names: Sequence[str] | None = None) -> DataFrame:
-        """The table's rows: the source's columns, or of these ``names``, in their order; and ``_text``."""
+    def state(
+        self, spark: SparkSession, names: Sequence[str] | None = None, spans: KeySpans | None = None
+    ) -> DataFrame:
+        """The table's rows, or those with keys in ``spans``: the source's columns, or of these ``names``, in their
+        order; and ``_text``."""
         from pyspark.sql import functions as f
 
         found = self.find_base()
         since = 0 if found is None else found.lsn
+        narrow = self if names is None else replace(self, shape=narrowed(self.shape, names))
+        rows = narrow._folded(spark, found, since, None if names is None else self, spans)
+        rows = rows if spans is None else rows.filter(spans.within())
         if names is None:
-            return self._folded(spark, found, since)
-        narrow = replace(self, shape=narrowed(self.shape, names))
-        rows = narrow._folded(spark, found, since, self)
+            return rows
         texts = texts_of(f.col("_text"), names).alias("_text")
         return rows.select(*map(quoted, names), texts)
 
     def _folded(
-        self, spark: SparkSession, found: Base | None, since: int, whole: TableAt | None = None
+        self,
+        spark: SparkSession,
+        found: Base | None,
+        since: int,
+        whole: TableAt | None,
+        spans: KeySpans | None,
     ) -> DataFrame:
-        """The rows in the shape's columns, or in those of ``whole`` where rows have to be compared as a whole."""
+        """The rows in the shape's columns, or in those of ``whole`` where rows have to be compared as a whole. Rows
+        outside of ``spans`` may be among them."""
         tail = self.tail(spark, since)
         if tail is None:
-            return base_alone(self._base(spark, found), self.shape)
+            return base_alone(self._base(spark, found, spans), self.shape)
         facts = None
         if self.shape.key is None:
             facts = tail_facts(tail.frame, self.shape)
             if facts.n_removals and whole is not None:
-                return whole._folded(spark, found, since)
-        elif self.log_table.is_opaque:
+                return whole._folded(spark, found, since, None, None)
+        elif self.log_table.is_opaque or spans is not None:
             facts = self._facts_by_key(spark, since)
-        return fold(self._base(spark, found), tail.frame, self.shape, facts)
+        if spans is not None and facts is not None:
+            if facts.n_preimages and facts.unchanged:
+                spans = None
+            else:  # the facts are of all changes: of a TRUNCATE, too, which has no key
+                tail = self.tail(spark, since, spans) or tail
+        return fold(self._base(spark, found, spans), tail.frame, self.shape, facts)
 
-    def _base(self, spark: SparkSession, found: Base | None) -> DataFrame:
+    def _base(self, spark: SparkSession, found: Base | None, spans: KeySpans | None) -> DataFrame:
         if found is None:
-            return self.snapshot(spark).frame
+            return self.snapshot(spark, spans).frame
         table = DeltaLogTable(found.location, found.version)
-        return table.rows(spark, table.files(), [TEXT, *self.shape.columns])
+        names, held = [TEXT, *self.shape.columns], None if spans is None else spans.in_base(table.schema)
+        if held is None:
+            return table.rows(spark, table.files(), names)
+        rows = table.rows(spark, held.files_of_base(table), names, held.wanted(table.schema))
+        return rows.filter(held.within())
 
     def _facts_by_key(self, spark: SparkSession, since: int) -> TailFacts | None:
         """The tail's facts as a fold needs them, of a frame that has the key alone: the job reads no more."""
         by_key = replace(self, shape=narrowed(self.shape, ()))
         tail = by_key.tail(spark, since)
         return None if tail is None else tail_facts(tail.frame, by_key.shape)
+
+
+def _wanted(wanted: pc.Expression, spans: KeySpans | None, table: LogTable) -> pc.Expression:
+    by_key = None if spans is None else spans.wanted(table.schema)
+    return wanted if by_key is None else wanted & by_key

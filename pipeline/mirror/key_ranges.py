@@ -28,11 +28,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from xidstream.pipeline.changelog.manifest import OWN_FILES
 from xidstream.pipeline.log_tables.table_metadata import STATISTICS
 from xidstream.pipeline.mirror.plan import KeyRange
 
-OWN: Final = "refresh-"
-"""How the paths of the files begin that a mirror writes."""
+OWN: Final = OWN_FILES
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EPOCH: Final = datetime.datetime(1970, 1, 1)
 _LAST_DAY: Final = (datetime.date(9999, 12, 31) - _EPOCH.date()).days

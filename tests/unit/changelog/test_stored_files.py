@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.s3_server import CountedS3, counted_s3, n_bytes_of
+from xidstream.pipeline.changelog.log_ranges import FileRange, ReadColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.spark import parquet_frames
 from xidstream.pipeline.spark.parquet_frames import StoredFiles
@@ -103,3 +104,35 @@ def test_columns_are_told_apart_whose_names_look_like_paths_and_missing_ones_are
         assert read(location, rows.select(names).schema) == rows.select(names)
     found = read(location, pa.schema([("added", pa.int32())]), paths=(FILE, FILE))
     assert found.num_rows == found["added"].null_count == 2 * N_ROWS
+
+
+def test_format_xidstream_reads_the_row_groups_of_its_lsns_alone(s3: CountedS3) -> None:
+    dice = np.random.default_rng(2)
+    lsns, values = np.arange(N_ROWS) // 10, [dice.integers(0, 1 << 60, N_ROWS) for _ in range(3)]
+    names = ["_commit_lsn", "_change_type", "a", "b", "c"]
+    rows = pa.table([lsns, pa.repeat("insert", N_ROWS), *values], names)
+    location = Location.parse(f"{s3.uri}/ranges", s3.options)
+    with location.create(FILE) as sink:
+        pq.write_table(rows, sink, row_group_size=GROUP_ROWS)
+    columns = tuple(ReadColumn(name, pa.int64(), (name,)) for name in ("_commit_lsn", "a", "b", "c"))
+
+    def changes(since: int, until: int, number: int = 0, of: int = 1) -> tuple[pa.Table, int, int]:
+        made = FileRange("public.t", location.uri, (FILE,), columns, since, until, number, of)
+        s3.asked()
+        found = list(pickle.loads(pickle.dumps(made)).batches(s3.options))
+        asked = s3.asked()
+        empty = rows.select([column.name for column in columns]).slice(0, 0)
+        return (
+            pa.concat_tables([empty, pa.Table.from_batches(found, empty.schema)]),
+            n_bytes_of(asked),
+            len(asked),
+        )
+
+    whole, all_bytes, n_requests = changes(-1, 1 << 40)
+    assert whole == rows.select([column.name for column in columns])
+    # The size, the footer, and of each of four row groups its columns together.
+    assert n_requests <= 2 + 2 * N_ROWS // GROUP_ROWS
+    few, few_bytes, _ = changes(2_100, 2_200)
+    assert few == whole.slice(21_010, 1_000) and few_bytes < all_bytes / 3
+    slices = [changes(999, 2_999, number, 2)[0] for number in range(2)]
+    assert sorted(pa.concat_tables(slices)["a"].to_pylist()) == sorted(whole["a"][10_000:30_000].to_pylist())
