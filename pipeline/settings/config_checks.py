@@ -73,6 +73,12 @@ def check_values(config: Config) -> None:
             f"log_retention is for a Delta sink: a change log in {config.sink_kind.name} tables is not shortened",
             remedy="leave log_retention out, or give --sink delta:URI; docs/iceberg.md says how to remove old rows",
         )
+    if config.log_layout and config.sink_kind.is_log and not config.sink_kind.is_merged:
+        raise ConfigError(
+            f"log_layout is for a Delta sink: small files of {config.sink_kind.name} tables are not merged, so no rows "
+            "are ordered",
+            remedy="leave log_layout out, or give --sink delta:URI; docs/iceberg.md says what may be done instead",
+        )
     if not 0 <= config.sink_settings.commit_every_s <= 10:  # the end of a run waits for the batch in hand
         raise ConfigError(f"iceberg_commit_every must be from 0s to 10s, got {config.iceberg_commit_every!r}")
     for f in dataclasses.fields(config):

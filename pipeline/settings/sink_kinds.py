@@ -36,6 +36,7 @@ class SinkKind:
     whom. ``has_states``: states and changes are read from that log (``ChangeLog``), and ``verify`` compares them.
     ``has_base_tables``: it is also read file by file, so base tables are made beside it, repairs carry its rows over,
     and keys are erased from it. ``is_shortened``: a run removes old changes from it (``log_retention``).
+    ``is_merged``: it makes one file of many small ones, and orders the rows then (``log_layout``).
     ``needs_spark``: each batch asks for the Spark session; else only a batch does that is too much for the driver's own
     process. ``runs_users_code``: the sink hands rows to a function of the user. ``implementation``:
     ``module:class``."""
@@ -50,6 +51,7 @@ class SinkKind:
     has_states: bool = False
     has_base_tables: bool = False
     is_shortened: bool = False
+    is_merged: bool = False
     needs_spark: bool = True
     runs_users_code: bool = False
     snapshots: Snapshots = Snapshots.NONE
@@ -79,6 +81,7 @@ DELTA: Final = SinkKind(
     has_states=True,
     has_base_tables=True,
     is_shortened=True,
+    is_merged=True,
     needs_spark=False,
     snapshots=Snapshots.BESIDE,
 )
