@@ -90,9 +90,10 @@ class ChangeStream:
         """
         options = dict(storage_options) if storage_options else None
         spec = DELTA.spec(redacted(uri))
+        settings = self._config.sink_settings
         return self._with(
             spec,
-            lambda identity: DeltaSink(uri, identity, options, self._config.delta_retention),
+            lambda identity: DeltaSink(uri, identity, options, settings.retention, settings.layout),
             check_of_delta(uri, self._config.storage, options),
             spec,
         )

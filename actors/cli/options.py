@@ -46,6 +46,7 @@ _METAVARS: Final = {
     "mirror_retention": "TIME",
     "mirror_catalog": "glue:DATABASE",
     "log_retention": "TIME|SIZE|base",
+    "log_layout": "PATTERN=COLUMN",
     "delta_log_retention": "TIME",
     "delta_file_retention": "TIME",
     "iceberg_commit_every": "TIME",
@@ -81,6 +82,7 @@ SECTIONS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (
             "storage_mode",
             "log_retention",
+            "log_layout",
             "delta_log_retention",
             "delta_file_retention",
             "iceberg_commit_every",
@@ -114,6 +116,7 @@ CAPTURE_SETTINGS: Final = tuple(
     not in (
         "sink",
         "log_retention",
+        "log_layout",
         "delta_log_retention",
         "delta_file_retention",
         "iceberg_commit_every",

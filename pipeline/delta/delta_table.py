@@ -66,6 +66,7 @@ from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.file_rows import rows_of_file
+from xidstream.pipeline.log_tables.layout import layout_columns
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated, check_commit
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, WrittenFile
@@ -215,8 +216,10 @@ class DeltaTableWriter:
 
     @property
     def ranged(self) -> list[str]:
-        """The columns whose ranges the log has of each file, as the table's properties say."""
-        return columns_with_statistics(self._table.metadata().configuration)
+        """The columns whose ranges the log has of each file, or of those in the order of a layout, as the table's
+        properties say."""
+        properties = self._table.metadata().configuration
+        return [*columns_with_statistics(properties), *layout_columns(self.columns, properties)]
 
     def describe(self, about: TableMetadata, brought: Sequence[VersionSince] = ()) -> None:
         """Set the properties that the table lacks, or has otherwise, and record the versions that are brought, in a
@@ -314,7 +317,8 @@ class DeltaTableWriter:
         try:
             # The columns of this snapshot: another writer may have widened the table since it was opened.
             columns = columns_of(self._table)
-            merged = merge(self.location, replaced, columns, lsn_column, directory, self.ranged)
+            ranged, by = columns_with_statistics(self.properties), layout_columns(columns, self.properties)
+            merged = merge(self.location, replaced, columns, lsn_column, directory, ranged, by)
         except (OSError, pa.ArrowException, XidstreamError) as error:
             self._merges_from = self.version + CHECKPOINT_EVERY
             text = f"Delta table {self.label}: small files could not be merged ({type(error).__name__})"

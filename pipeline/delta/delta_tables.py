@@ -10,23 +10,31 @@ batches'. ``_snapshots`` alone no batch writes to, so whoever commits snapshots 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
+from xidstream.pipeline import events
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import DELTA, TableColumn
+from xidstream.pipeline.log_tables.layout import layout_problem
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, TableMetadata, metadata_of_source
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
+from xidstream.pipeline.settings.log_layout import LogLayout
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class DeltaTables:
     """``retention``: what the run tells its tables; None for who only looks, or adds snapshots. ``shorten``: cuts the
-    change logs by it, when their upkeep has its turn. ``beside``: the batches' tables, for who adds snapshots."""
+    change logs by it, when their upkeep has its turn. ``beside``: the batches' tables, for who adds snapshots.
+    ``layout``: which columns merged files are ordered by; None leaves to the tables what they have."""
 
     rules = DELTA
     kept_handles = 1_000
@@ -37,7 +45,10 @@ class DeltaTables:
         retention: DeltaRetention | None = None,
         shorten: Callable[[], None] = lambda: None,
         beside: DeltaTables | None = None,
+        layout: LogLayout | None = None,
     ) -> None:
+        self._layout = layout
+        self._told: set[tuple[str, str]] = set()
         self.location = location
         self.root = redacted(location.uri)
         self._retention = retention
@@ -57,7 +68,22 @@ class DeltaTables:
         return locations.encode_table(schema, table)
 
     def about(self, relation: RelationVersion) -> TableMetadata:
-        return metadata_of_source(relation, self._retention)
+        column = None if self._layout is None else self._layout.of(relation.name)
+        if column:
+            self._check_layout(relation, column)
+        return metadata_of_source(relation, self._retention, column)
+
+    def _check_layout(self, relation: RelationVersion, column: str) -> None:
+        """Warn, once, where new rows cannot be ordered by it. They stay in the order of their commits."""
+        problem = layout_problem(relation, column)
+        if problem is None or (relation.name, problem) in self._told:
+            return
+        self._told.add((relation.name, problem))
+        text = (
+            f"log_layout: table {relation.name} {problem}; new rows stay in the order of their commits, and nothing "
+            "else changes"
+        )
+        _LOGGER.warning(events.Event("layout_not_possible", text, table=relation.name))
 
     def about_own(self, key: str) -> TableMetadata:
         return self._own[key]

@@ -58,9 +58,10 @@ from xidstream.pipeline.delta.plain_files import is_mergeable
 from xidstream.pipeline.delta.stored_columns import columns_of
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.log_tables import attempt_files
+from xidstream.pipeline.log_tables.layout import layout_columns
 from xidstream.pipeline.log_tables.locations import TRANSACTIONS, Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
-from xidstream.pipeline.log_tables.small_files import MIDDLING, OWN, many_small, merge
+from xidstream.pipeline.log_tables.small_files import CLUSTERED, MIDDLING, OWN, many_small, merge
 from xidstream.pipeline.log_tables.table_metadata import columns_with_statistics
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
@@ -326,10 +327,12 @@ class Upkeep:
         replaced = many_small(files, table.lsn_column, MIDDLING)
         if not replaced.num_rows or self._ends:
             return
-        directory = f"{OWN}{uuid.uuid4().hex}-merged"
+        properties, columns = found.metadata().configuration, columns_of(found)
+        by = layout_columns(columns, properties)
+        directory = f"{OWN}{uuid.uuid4().hex}" + (CLUSTERED.rstrip("/") if by else "-merged")
         try:
-            ranged = columns_with_statistics(found.metadata().configuration)
-            merged = merge(table.location, replaced, columns_of(found), table.lsn_column, directory, ranged)
+            ranged = columns_with_statistics(properties)
+            merged = merge(table.location, replaced, columns, table.lsn_column, directory, ranged, by)
         except BaseException:
             with suppress(*_FAILURES):
                 attempt_files.remove(table.location, directory)

@@ -132,7 +132,9 @@ def _write(table: IcebergTable, gathering: Gathering, lsn_column: str, directory
     def names_of(names: Sequence[str]) -> Sequence[str]:
         return _todays_names(columns, names)
 
-    merged = merge(table.location, replaced, table.columns, lsn_column, directory, table.ranged, names_of)
+    merged = merge(
+        table.location, replaced, table.columns, lsn_column, directory, table.ranged, names_of=names_of
+    )
     paths = set(replaced["path"].to_pylist())
     return _Merged(directory, merged, [each for each in snapshot.files if each.path in paths])
 

@@ -52,7 +52,15 @@ _REPEATING: Final = ("_change_type", "_commit_lsn", "_commit_timestamp", "_xid")
 """Columns that are written with a dictionary. It pays where values repeat, and costs much where they do not."""
 _COUNTING: Final = "_seq"
 """The column whose values are mostly each one more than the last: the steps take next to nothing, in time and bytes."""
-_RANGED_TYPES: Final = (pa.int64(), pa.timestamp("us", "UTC"))
+_RANGED_TYPES: Final = (
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.date32(),
+    pa.timestamp("us"),
+    pa.timestamp("us", "UTC"),
+)
+_EPOCH_DAY: Final = datetime.date(1970, 1, 1).toordinal()
 
 REPORT_SCHEMA: Final = "path string, size long, n_rows long, min_commit_lsn long, max_commit_lsn long"
 _REPORT_ARROW: Final = pa.schema(
@@ -62,8 +70,8 @@ _REPORT_ARROW: Final = pa.schema(
 
 
 class ColumnRange(NamedTuple):
-    """The least and the greatest value of a column in a file, as a Delta log has them: numbers, and timestamps as texts
-    in whole milliseconds, with all values between them."""
+    """The least and the greatest value of a column in a file, as a Delta log has them: numbers, and as texts dates and
+    timestamps, these in whole milliseconds, with all values between them."""
 
     column: str
     least: int | str
@@ -99,8 +107,9 @@ class ParquetFiles:
     """Writes record batches of one schema to as many files as they need. Not thread-safe.
 
     ``lsn_column`` is the column of the commit LSNs. ``ranged`` are others whose ranges are reported, as far as they are
-    of int64 or timestamps with a time zone. ``close`` returns the finished files. After an exception the files stay
-    behind, and nobody reports them.
+    of whole numbers, dates or timestamps from year 1 to 9999. A row group ends at ``group_rows``, by default
+    ``ROW_GROUP_ROWS``. ``close`` returns the finished files. After an exception the files stay behind, and nobody
+    reports them.
     """
 
     def __init__(
@@ -110,8 +119,10 @@ class ParquetFiles:
         schema: pa.Schema,
         lsn_column: str,
         ranged: Collection[str] = (),
+        group_rows: int | None = None,
     ) -> None:
         self._table = table
+        self._group_rows = ROW_GROUP_ROWS if group_rows is None else group_rows
         self._directory = directory
         self._schema = schema
         self._lsn_index = schema.get_field_index(lsn_column)
@@ -146,12 +157,16 @@ class ParquetFiles:
         self._pending.append(batch)
         self._pending_rows += batch.num_rows
         self._pending_bytes += batch.nbytes
-        if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= ROW_GROUP_BYTES:
+        if self._pending_rows >= self._group_rows or self._pending_bytes >= ROW_GROUP_BYTES:
             self._write_row_group()
 
-    def close(self) -> list[WrittenFile]:
+    def end_file(self) -> None:
+        """What is written next goes to another file."""
         self._write_row_group()
         self._finish_file()
+
+    def close(self) -> list[WrittenFile]:
+        self.end_file()
         return self._finished
 
     def _write_row_group(self) -> None:
@@ -188,14 +203,22 @@ class ParquetFiles:
             self._min_lsn = lsns["min"] if self._min_lsn is None else min(self._min_lsn, lsns["min"])
             self._max_lsn = lsns["max"] if self._max_lsn is None else max(self._max_lsn, lsns["max"])
         for name in self._ranged:
-            found = pc.min_max(table[name].cast(pa.int64())).as_py()
+            found = pc.min_max(_numbers(table[name])).as_py()
             if found["min"] is not None:
                 least, greatest = self._ranges.get(name, (found["min"], found["max"]))
                 self._ranges[name] = min(least, found["min"]), max(greatest, found["max"])
 
-    def _range(self, column: str, least: int, greatest: int) -> ColumnRange:
-        if pa.types.is_timestamp(self._schema.field(column).type):
-            return ColumnRange(column, _time(least // 1000), _time(-(-greatest // 1000)))
+    def _range(self, column: str, least: int, greatest: int) -> ColumnRange | None:
+        """None for a time that has no such text: PostgreSQL's go from 4713 BC to 294276 AD."""
+        type_ = self._schema.field(column).type
+        try:
+            if pa.types.is_timestamp(type_):
+                zone = "Z" if type_.tz else ""
+                return ColumnRange(column, _time(least // 1000) + zone, _time(-(-greatest // 1000)) + zone)
+            if pa.types.is_date(type_):
+                return ColumnRange(column, _day(least), _day(greatest))
+        except (OverflowError, ValueError):
+            return None
         return ColumnRange(column, least, greatest)
 
     def _finish_file(self) -> None:
@@ -209,6 +232,7 @@ class ParquetFiles:
             self._table.sync([self._path])
         except OSError as error:
             raise _storage_fault(self._path, error) from error
+        found = [self._range(name, *each) for name, each in self._ranges.items()]
         self._finished.append(
             WrittenFile(
                 self._path,
@@ -216,7 +240,7 @@ class ParquetFiles:
                 self._n_rows,
                 self._min_lsn or 0,
                 self._max_lsn or 0,
-                tuple(self._range(name, *each) for name, each in self._ranges.items()),
+                tuple(each for each in found if each is not None),
             )
         )
         self._writer = self._sink = None
@@ -226,7 +250,16 @@ class ParquetFiles:
 def _time(milliseconds: int) -> str:
     since = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
     moment = since + datetime.timedelta(milliseconds=milliseconds)
-    return f"{moment.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+    return moment.replace(tzinfo=None).isoformat(timespec="milliseconds")
+
+
+def _day(days: int) -> str:
+    return datetime.date.fromordinal(_EPOCH_DAY + days).isoformat()
+
+
+def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """int64: numbers, days, or microseconds."""
+    return (column.cast(pa.int32()) if pa.types.is_date(column.type) else column).cast(pa.int64())
 
 
 def _storage_fault(path: str, error: OSError) -> StorageFault:

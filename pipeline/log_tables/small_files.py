@@ -8,6 +8,10 @@ files, the next one replaces them by one. The rule is the same for every format,
 a commit rewrites 4 MiB of Parquet at most. ``MIDDLING`` files are merged in the same way: into Delta tables beside the
 commits (``delta.upkeep``). What has 4 MiB stays as it is: a year of small commits is some hundred files.
 
+Where a table has a layout (``log_tables.layout``) the rows of a merge are ordered by it, and middling files become
+several, each with a part of its range. Which files go together is the same: those with the lowest LSNs. So each of the
+new files lies within the LSNs of the eight that it comes from, and a cut of the log waits for no more than these.
+
 Only files that the sink has written are taken (``OWN``), and only where each of their rows counts, which the format
 says.
 
@@ -18,11 +22,12 @@ Rejected: a merge in the commit of new rows, which a follower of the table canno
 which may conflict with the next batch. deltalake's ``optimize``, which rewrites the newest file each time until it has
 256 MB.
 
-Called in the thread that commits, and by both ``upkeep``. pyarrow only, no Spark.
+Called in the thread that commits, and by Delta's ``upkeep``. pyarrow only, no Spark.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
@@ -32,6 +37,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xidstream.pipeline.errors import SinkFailed
+from xidstream.pipeline.log_tables.clustered_files import GROUP_ROWS, ClusteredFiles
 from xidstream.pipeline.log_tables.columns import Conform, TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
@@ -52,6 +58,10 @@ class SizeClass(NamedTuple):
 
 SIZE_CLASSES: Final = (SizeClass(0, 16 << 10, 32), SizeClass(16 << 10, 512 << 10, 8))
 MIDDLING: Final = (SizeClass(512 << 10, 4 << 20, 8),)
+CLUSTERED_BYTES: Final = 4 << 20
+"""What a file of a table with a layout has, more or less, where a merge has as much: what stays as it is."""
+CLUSTERED: Final = "-clustered/"
+"""In the paths of these files. They are never merged again, though one may come out below 4 MiB."""
 
 
 class Gathering:
@@ -106,7 +116,10 @@ def many_small(files: pa.Table, lsn_column: str, classes: Sequence[SizeClass] | 
 
 def _by_class(files: pa.Table, classes: Sequence[SizeClass] | None = None) -> Iterator[tuple[int, pa.Table]]:
     """``many`` of each class, and our own files that are of it."""
-    own = files.filter(pc.starts_with(files["path"], OWN)) if files.num_rows else files
+    own = files
+    if files.num_rows:
+        paths = files["path"]
+        own = files.filter(pc.and_not(pc.starts_with(paths, OWN), pc.match_substring(paths, CLUSTERED)))
     for least_bytes, below_bytes, many in SIZE_CLASSES if classes is None else classes:
         sizes = own["size_bytes"]
         yield many, own.filter(pc.and_(pc.greater_equal(sizes, least_bytes), pc.less(sizes, below_bytes)))
@@ -119,16 +132,24 @@ def merge(
     lsn_column: str,
     directory: str,
     ranged: Collection[str] = (),
+    by: Sequence[str] = (),
     names_of: Callable[[Sequence[str]], Sequence[str]] = lambda names: names,
 ) -> list[WrittenFile]:
     """Write the rows of these files (as ``many_small`` gives them), in the table's ``columns``, to a new file in the
-    new ``directory``. ``ranged``: the columns that the table has statistics of. ``names_of``: what the table calls the
-    columns of a file, for each of them.
+    new ``directory``. ``ranged``: the columns that the table has statistics of. ``by``: those to order the rows by, of
+    which there are statistics then, too; then these are several files where they have ``CLUSTERED_BYTES`` each.
+    ``names_of``: what the table calls the columns of a file, for each of them.
 
     Raises OSError, pa.ArrowException, StorageFault, and SinkFailed where they are not what the table says.
     """
     schema = pa.schema([column.field for column in columns])
-    files = ParquetFiles(table, directory, schema, lsn_column, ranged)
+    files: ParquetFiles | ClusteredFiles
+    if by:
+        n_rows, n_bytes = (pc.sum(replaced[name]).as_py() for name in ("num_records", "size_bytes"))
+        plain = ParquetFiles(table, directory, schema, lsn_column, (*ranged, *by), GROUP_ROWS)
+        files = ClusteredFiles(plain, by, math.ceil(n_rows / max(1, n_bytes // CLUSTERED_BYTES)))
+    else:
+        files = ParquetFiles(table, directory, schema, lsn_column, ranged)
     with ThreadPoolExecutor(_READS) as threads:
         for content in threads.map(table.read, replaced["path"].to_pylist()):
             rows = pq.read_table(pa.BufferReader(content), partitioning=None)

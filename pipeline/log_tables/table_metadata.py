@@ -8,6 +8,7 @@
 | ``xidstream.types`` | JSON: column → PostgreSQL's type, in the table's order |
 | ``xidstream.versions`` | JSON: every layout whose rows the table has (``relation_history``) |
 | ``delta.dataSkippingStatsColumns`` | the columns whose minimum and maximum stand in the log, that of the LSNs first |
+| ``xidstream.layout`` | the source column that merged files are ordered by, where one is asked for (``layout``) |
 | ``delta.logRetentionDuration`` and others | for how long the table keeps what it does not need (``DeltaRetention``) |
 
 All but the versions and the retention are those of the newest layout whose rows the table has. A table is made with
@@ -23,6 +24,11 @@ found no row (deltalake 1.6.6). Statistics of all columns were considered. They 
 footer with every commit, and deltalake still gets columns wrong that are null throughout. ``_transactions`` has those
 of two more, by which readers look for a commit. One of an earlier xidstream never gets them: it has files without.
 
+A column of a layout is not listed there. Files that nothing has merged yet have no statistics of it, and to list it
+would lose their rows to ``to_pyarrow_dataset``, as above (run with deltalake 1.6.6). Its ranges stand in the log all
+the same, of the files that are ordered by it, and readers that look at what a file says, not at the property, skip by
+them.
+
 Who calls this: ``delta``, for what a table should say, and ``delta_table``, which makes it so.
 """
 
@@ -36,6 +42,7 @@ from types import MappingProxyType
 from typing import Final
 
 from xidstream.pipeline.log_tables import locations
+from xidstream.pipeline.log_tables.layout import LAYOUT
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.type_names import type_name
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
@@ -62,18 +69,22 @@ CONTRACT_COMMENTS: Final[Mapping[str, str]] = MappingProxyType(
 @dataclass(frozen=True, eq=False)
 class TableMetadata:
     """``comments`` are by the name of the Delta column. ``retention`` is None for a table that keeps what Delta keeps.
-    It equals only itself."""
+    ``layout`` is the source column that merged files are ordered by, empty for none, and None to leave the table's. It
+    equals only itself."""
 
     description: str
     properties: Mapping[str, str]
     comments: Mapping[str, str]
     retention: DeltaRetention | None = None
+    layout: str | None = None
 
     def missing(self, found: Mapping[str, str | None]) -> dict[str, str]:
         """The properties that a table has not, or has with another value. A retention that a person has set stays."""
         missing = {key: value for key, value in self.properties.items() if found.get(key) != value}
         if found.get(STATISTICS) == self.properties.get(STATISTICS, "").partition(",")[0]:
             missing.pop(STATISTICS, None)
+        if self.layout is not None and (found.get(LAYOUT) or "") != self.layout:
+            missing[LAYOUT] = self.layout
         return {**missing, **self.retention.missing(found)} if self.retention is not None else missing
 
 
@@ -83,7 +94,9 @@ def columns_with_statistics(properties: Mapping[str, str | None]) -> list[str]:
 
 
 @lru_cache(maxsize=512)
-def metadata_of_source(relation: RelationVersion, retention: DeltaRetention | None = None) -> TableMetadata:
+def metadata_of_source(
+    relation: RelationVersion, retention: DeltaRetention | None = None, layout: str | None = None
+) -> TableMetadata:
     """The metadata of the table with the changes of this relation. It is the same object for equal relations, as long
     as it is remembered; with another one the properties are compared, and no more.
     """
@@ -100,6 +113,7 @@ def metadata_of_source(relation: RelationVersion, retention: DeltaRetention | No
         },
         CONTRACT_COMMENTS,
         retention,
+        layout,
     )
 
 

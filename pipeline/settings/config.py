@@ -32,6 +32,7 @@ from xidstream.pipeline.settings.credentials import redacted, refuse_in_spark_co
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 from xidstream.pipeline.settings.file_modes import DEFAULT
 from xidstream.pipeline.settings.local_paths import absolute, is_path
+from xidstream.pipeline.settings.log_layout import LogLayout
 from xidstream.pipeline.settings.setting_types import check_type, spark_settings
 from xidstream.pipeline.settings.settings_file import load_toml, unknown_setting
 from xidstream.pipeline.settings.sink_kinds import SinkKind, kind_named, kind_of
@@ -287,6 +288,12 @@ class Config:
         "or base, as far back as the oldest base table; PATTERN=VALUE before it, with commas, for some tables; empty: "
         "everything, because what is cut cannot be had again (docs/delta.md)",
     )
+    log_layout: str = _setting(
+        "",
+        "PATTERN=COLUMN, with commas: by which column, of a date, a timestamp or a whole number, the merged files of a "
+        "Delta table are ordered, so that readers skip by it; empty: by commit, because only its users know what "
+        "it is read by (docs/delta.md)",
+    )
     delta_log_retention: str = _setting(
         "1h",
         "for how long a Delta table of the sink can be opened at a version by its number, or be followed from it: a "
@@ -384,7 +391,7 @@ class Config:
     @property
     def sink_settings(self) -> SinkSettings:
         commit_every_s = duration_s(self.iceberg_commit_every, "iceberg_commit_every")
-        return SinkSettings(self.delta_retention, commit_every_s)
+        return SinkSettings(self.delta_retention, commit_every_s, LogLayout.parse(self.log_layout))
 
     @property
     def sink_root(self) -> str | None:

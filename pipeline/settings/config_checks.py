@@ -75,6 +75,11 @@ def check_values(config: Config) -> None:
             f"log_retention cannot be base: a change log in {config.sink_kind.name} tables has no base tables",
             remedy="give a time (30d) or a size (100 GB), or --sink delta:URI",
         )
+    if config.log_layout and config.sink_kind.is_log and not config.sink_kind.orders_rows:
+        raise ConfigError(
+            f"log_layout is for a Delta sink: merges of small files of {config.sink_kind.name} tables order no rows",
+            remedy="leave log_layout out, or give --sink delta:URI; docs/iceberg.md says what may be done instead",
+        )
     if not 0 <= config.sink_settings.commit_every_s <= 10:  # the end of a run waits for the batch in hand
         raise ConfigError(f"iceberg_commit_every must be from 0s to 10s, got {config.iceberg_commit_every!r}")
     for f in dataclasses.fields(config):

@@ -7,17 +7,17 @@ a pattern, and the first pattern that fits a table's name counts::
 
     public.events_*=7d, public.audit=, 30d
 
-A pattern is that of a shell (``*``, ``?``, ``[…]``), and a name is ``schema.table`` as the events of a run show it.
+``by_pattern`` says what a pattern is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Final
 
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import duration_s
+from xidstream.pipeline.settings.by_pattern import first_fitting, parts_of
 from xidstream.pipeline.settings.sizes import parse_size
 
 LEAST_AGE_S: Final = 3600.0
@@ -65,26 +65,15 @@ class LogRetention:
     @classmethod
     def parse(cls, text: str) -> LogRetention:
         """Raises ConfigError."""
-        by_pattern = []
-        others: list[TableRetention] = []
-        for part in text.split(","):
-            pattern, is_of_some, value = part.rpartition("=")
-            if is_of_some:
-                if not pattern.strip():
-                    raise ConfigError(
-                        f"log_retention has a value without a pattern before the =: {part.strip()!r}"
-                    )
-                by_pattern.append((pattern.strip(), TableRetention.parse(value)))
-            elif value.strip():
-                others.append(TableRetention.parse(value))
-        if len(others) > 1:
+        parts = parts_of(text, "log_retention")
+        if len(parts.others) > 1:
             raise ConfigError("log_retention has more than one value without a pattern")
-        return cls(tuple(by_pattern), others[0] if others else TableRetention())
+        by_pattern = tuple((pattern, TableRetention.parse(value)) for pattern, value in parts.by_pattern)
+        return cls(by_pattern, TableRetention.parse("".join(parts.others)))
 
     def of(self, table: str) -> TableRetention:
         """``table``: ``schema.table``."""
-        fitting = (each for pattern, each in self.by_pattern if fnmatchcase(table, pattern))
-        return next(fitting, self.others)
+        return first_fitting(table, self.by_pattern, self.others)
 
     @property
     def needs_base(self) -> bool:

@@ -35,9 +35,10 @@ class SinkKind:
     else's configuration explains. ``is_log``: the sink keeps what it was given, and knows up to which commit and by
     whom. ``has_states``: states and changes are read from that log (``ChangeLog``), and ``verify`` compares them.
     ``has_base_tables``: it is also read file by file, so base tables are made beside it, repairs carry its rows over,
-    and keys are erased from it. ``needs_spark``: each batch asks for the Spark session; else only a batch does that is
-    too much for the driver's own process. ``runs_users_code``: the sink hands rows to a function of the user.
-    ``implementation``: ``module:class``."""
+    and keys are erased from it. ``orders_rows``: where it makes one file of many, it orders the rows (``log_layout``).
+    ``needs_spark``: each batch asks for the Spark session; else only a batch does that is too much for the driver's own
+    process. ``runs_users_code``: the sink hands rows to a function of the user. ``implementation``:
+    ``module:class``."""
 
     name: str
     implementation: str
@@ -48,6 +49,7 @@ class SinkKind:
     is_log: bool = False
     has_states: bool = False
     has_base_tables: bool = False
+    orders_rows: bool = False
     needs_spark: bool = True
     runs_users_code: bool = False
     snapshots: Snapshots = Snapshots.NONE
@@ -76,6 +78,7 @@ DELTA: Final = SinkKind(
     is_log=True,
     has_states=True,
     has_base_tables=True,
+    orders_rows=True,
     needs_spark=False,
     snapshots=Snapshots.BESIDE,
 )

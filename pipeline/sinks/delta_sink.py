@@ -17,6 +17,7 @@ from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.snapshot_log import Carry
 from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION, DeltaRetention
+from xidstream.pipeline.settings.log_layout import NO_LAYOUT, LogLayout
 from xidstream.pipeline.settings.sink_kinds import DELTA
 from xidstream.pipeline.sinks.log_shortening import LogShortening
 from xidstream.pipeline.sinks.log_sink import LogSink
@@ -26,7 +27,8 @@ from xidstream.pipeline.sinks.shortened_tables import DeltaShortenedRoot
 
 class DeltaSink(LogSink):
     """``root_uri``: a path, ``file:``, ``s3:``, ``gs:`` or ``abfs:``; ``storage_options`` are deltalake's.
-    ``retention`` is told to the tables, and what is older goes beside the writes (``delta.upkeep``)."""
+    ``retention`` is told to the tables, and what is older goes beside the writes (``delta.upkeep``). So is ``layout``,
+    and merges order rows by it (``log_tables.layout``)."""
 
     kind = DELTA
 
@@ -36,11 +38,12 @@ class DeltaSink(LogSink):
         identity: SlotIdentity,
         storage_options: dict[str, str] | None = None,
         retention: DeltaRetention = DEFAULT_RETENTION,
+        layout: LogLayout = NO_LAYOUT,
     ) -> None:
         self._root = Location.parse(root_uri, storage_options)
         self._retention = retention
         self._shortening: LogShortening | None = None
-        tables = DeltaTables(self._root, retention, self._shorten_logs)
+        tables = DeltaTables(self._root, retention, self._shorten_logs, layout=layout)
         super().__init__(tables, DeltaTables(self._root, beside=tables), identity)
         self._watch = LogWatch(DeltaShortenedRoot(self._root), self._application_id)
 

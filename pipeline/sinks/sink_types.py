@@ -28,7 +28,7 @@ class DeltaType(SinkType):
     def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
         from xidstream.pipeline.sinks.delta_sink import DeltaSink
 
-        return DeltaSink(self.argument, identity, retention=settings.retention)
+        return DeltaSink(self.argument, identity, retention=settings.retention, layout=settings.layout)
 
     def checked(self) -> str:
         return Location.parse(self.argument).uri

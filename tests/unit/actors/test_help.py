@@ -63,7 +63,7 @@ def test_help_all_shows_every_setting_and_help_only_the_usual_ones_in_sections(
             "General",
         ]
         assert max(map(len, text.splitlines())) <= max(width, 100), "the examples are the longest lines"
-    assert "27 more settings: `xidstream run --help-all`" in usual
+    assert "28 more settings: `xidstream run --help-all`" in usual
     assert "more settings" not in everything
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import random
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -41,11 +42,13 @@ from xidstream.pipeline.errors import (
     UsageError,
 )
 from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.log_tables import small_files
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.log_tables.relation_history import VersionSince
+from xidstream.pipeline.log_tables.small_files import SizeClass
 from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
 from xidstream.pipeline.log_tables.table_metadata import OF_OWN_TABLES, metadata_of_source
 from xidstream.pipeline.mirror.erased_base import erase_base
@@ -84,8 +87,10 @@ def at_hour(lsn: int) -> datetime.datetime:
 class Root:
     """One slot's root with one table. A commit at LSN n sets v = n for the key n // 100 % 5."""
 
-    def __init__(self, root: Location, tenure: int = 1) -> None:
+    def __init__(self, root: Location, tenure: int = 1, layout: str | None = None) -> None:
+        """``layout``: the column that merged files are ordered by; files are merged only with one, or an empty one."""
         self.root = root
+        self.merges = layout is not None
         hold = Tenure(tenure, "epoch", 1, {}, Lsn(10**9))
         self.ownership = Ownership(SLOT, f"{SLOT}/messages", "root", hold)
         self.snapshots = SnapshotLog(DeltaTables(root), SLOT, self.ownership)
@@ -97,7 +102,7 @@ class Root:
         targets = [TableColumn(field.name, field.type, field.name) for field in FIELDS]
         brought = [VersionSince(SLOT, Lsn(1), RELATION, targets)]
         self.table = DeltaTableWriter.open_or_create(
-            root.child(TABLE), TABLE, self.columns, metadata_of_source(RELATION), brought
+            root.child(TABLE), TABLE, self.columns, metadata_of_source(RELATION, layout=layout), brought
         )
 
     def commit(self, *lsns: int) -> None:
@@ -122,7 +127,7 @@ class Root:
         files = ParquetFiles(self.table.location, f"data-{lsns[0]:06d}", SCHEMA, "_commit_lsn")
         files.write(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
         self.table.refresh()
-        self.table.commit(files.close(), {SLOT: lsns[-1]}, marks=self.ownership.marks, merges=False)
+        self.table.commit(files.close(), {SLOT: lsns[-1]}, marks=self.ownership.marks, merges=self.merges)
         told = [
             {"xid": 10_000 + n, "commit_lsn": n, "commit_timestamp": at_hour(n), "rows": 1, "tables": [TABLE]}
             for n in lsns
@@ -262,6 +267,42 @@ def test_a_log_is_cut_as_far_as_a_later_snapshot_allows_and_answers_all_that_it_
     assert DeltaTable(made.table.location.uri).version() == before, (
         "nothing more goes, so nothing is committed"
     )
+
+
+def test_a_log_in_the_order_of_a_column_answers_as_one_in_commit_order_and_is_cut_as_far(
+    root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A file of one row has at most 2,100 bytes, and one of eight rows 2,200.
+    monkeypatch.setattr(small_files, "SIZE_CLASSES", (SizeClass(0, 2_150, 8),))
+    logs = [Root(root.child(name or "plain"), layout=name) for name in ("v", "")]
+    for made in logs:
+        made.snapshot(1, 51, 40, truth(0))
+        chance = random.Random(36)
+        for lsn in COMMITS[:40]:
+            key, value = chance.randrange(5), chance.choice([None, *range(100)])
+            made.put({lsn: (chance.choice(["update_postimage", "insert", "delete"]), key, value)})
+            if lsn == 2000:
+                made.snapshot(2, 2051, 2040, logs[0].state(2000))
+        made.prove(4_000)
+    path = next(path for path in sorted(logs[0].table.paths()) if "-merged" in path)
+    merged = logs[0].table.rows_of({path})["v"].to_pylist()
+    assert merged == sorted(merged, key=lambda v: (v is None, v))
+
+    def answers(made: Root) -> list[Any]:
+        table = QueryTable(made.log, TABLE, Lsn(4_000))
+        files = table.files(2_200, 3_500)
+        ranges = table.ranges(files, 2_200, 3_500)
+        batches = [batch for each in ranges for batch in each.batches(None)]
+        changes = pa.Table.from_batches(batches).sort_by(
+            [("_commit_lsn", "ascending"), ("_seq", "ascending")]
+        )
+        return [changes.to_pylist(), *(made.state(lsn) for lsn in range(2_100, 4_001, 380))]
+
+    for made in logs:
+        made.shorten("10h")
+    assert answers(logs[0]) == answers(logs[1])
+    assert logs[0].log.cut_lsn(TABLE) == logs[1].log.cut_lsn(TABLE) == 2040
+    assert logs[0].lsns() == logs[1].lsns() and logs[0].lsns()[0] > 1_000
 
 
 def test_a_log_is_cut_on_s3_as_in_a_folder(s3: tuple[Location, Connection]) -> None:  # noqa: F811
