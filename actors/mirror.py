@@ -5,12 +5,12 @@ ends at the first error that repeating does not mend (``errors.POLICY``), anothe
 other error it tells, and it goes on at the next turn: nothing that readers see has changed.
 
 In a run the loop has a thread of the Spark driver's process (``start_beside``). It shares the session with the sink,
-and nothing else: no lock, no table that the sink writes. Its jobs are in a pool of their own, behind the
+and nothing else: no lock, no table that the sink writes. Its jobs are in a pool of their own, after the
 sink's (``fairscheduler.xml``). A task of its that runs already is not interrupted. So the sink waits for one task at
 the most, which reads and writes one file, and only where it needs Spark at all. Most refreshes start no job, and write
 their files on threads of this process. So they do without a session, and none is started for them.
 
-Where there is a catalog, ``_Register`` has it name the tables behind each refresh, on one more thread: a catalog that
+Where there is a catalog, ``_Register`` has it name the tables after each refresh, on one more thread: a catalog that
 does not answer holds up neither the next refresh nor a vacuum. What goes wrong there is told, once as long as it stays
 the same, and tried again behind the next refresh. A single refresh waits for the catalog, and tells its failure, too.
 """

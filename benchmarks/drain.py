@@ -25,7 +25,7 @@ def run(rows: int, repeats: int, *, with_debezium: bool = True) -> dict[str, Any
         slots = iter(source.slots(11 * repeats + 2))
         source.insert(rows)
         end_lsn = source.end_lsn()
-        source.insert(1)  # behind the end, because pg_recvlogical stops at the first message past it
+        source.insert(1)  # after the end, because pg_recvlogical stops at the first message past it
         large: dict[str, list[Any]] = {name: [] for name in (*_COMPARED, "binary", "off")}
         for _ in range(repeats):
             large["recvlogical"].append(references.recvlogical(source, next(slots), end_lsn))

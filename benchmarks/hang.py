@@ -1,7 +1,7 @@
 """What waits for a sink that hangs: one-row commits at a steady rate, no journal, and memory by part as they pile up.
 
 The reader, its buffers and the sequencer are the actors of a run. In place of the Spark driver stands one that takes a
-batch and never reports it: no JVM is needed to hang. ``bytes_per_commit`` is the slope between the first look behind
+batch and never reports it: no JVM is needed to hang. ``bytes_per_commit`` is the slope between the first look after
 ``SINGLE_UNITS`` commits and the last one, so that what a process takes at its start is not in it.
 """
 
@@ -35,7 +35,7 @@ _WRITERS = 4
 
 
 class _HangingDriver:
-    """Takes the first batch, and nothing behind it."""
+    """Takes the first batch, and nothing after it."""
 
     replaceable = True
 

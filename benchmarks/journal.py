@@ -41,7 +41,7 @@ from pg_replication_slots left join pg_stat_replication on pid = active_pid wher
 class Position:
     """How far the slot's confirmed position is behind, in bytes of WAL.
 
-    ``behind_bytes``: behind the end of the WAL; ``behind_sent_bytes``: behind what the server has decoded and sent.
+    ``behind_bytes``: after the end of the WAL; ``behind_sent_bytes``: after what the server has decoded and sent.
     """
 
     def __init__(self, run: Run) -> None:

@@ -105,7 +105,7 @@ class Stream:
 
 
 class _Noting:
-    """A sink that notes when a batch came, and when the sink behind it had written the batch."""
+    """A sink that notes when a batch came, and when the sink after it had written the batch."""
 
     def __init__(self, sink: Sink, running: Stream) -> None:
         self._sink = sink

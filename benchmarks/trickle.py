@@ -2,7 +2,7 @@
 
 ``xidstream run`` writes the changes of one table into Delta, or hands them to a function, while a client commits some
 small transactions a second. The figures are per cent of one core, by role: the run's own processes, Ray's and Spark's.
-They are taken behind the first ten seconds of the trickle, which load what is loaded once. ``idle`` is the same run
+They are taken after the first ten seconds of the trickle, which load what is loaded once. ``idle`` is the same run
 before the first transaction.
 
 With ``--against``, another checkout with an environment of its own in ``.venv`` takes turns with this one. Quote ratios

@@ -1,7 +1,7 @@
 """Base tables of a whole schema: ``python -m benchmarks.whole_schema --tables 1000 --rows 100``.
 
 No server: the log is made here, in the sink's layout, with a snapshot of each table and then transactions that update
-one row of some tables. The first refresh builds all base tables. Then come refreshes behind transactions of one table,
+one row of some tables. The first refresh builds all base tables. Then come refreshes after transactions of one table,
 of ten, and of a tenth of all. Of each refresh: seconds from the look at the log to the line in the manifest; the CPU
 seconds of this process, which say more than those on a busy machine (Spark's process is not in them, and small tables
 need none); and the megabytes that this process had at most meanwhile.

@@ -3,7 +3,7 @@
     python auto_cdc_first_state.py ROOT STATE TABLE[,TABLE…]
 
 It takes the tables as they are at the newest commit, writes them below STATE, and prints two lines for
-spark-pipeline.yml. The pipeline takes the changes behind that commit. (AUTO CDC has no `once`, and one flow per table.)
+spark-pipeline.yml. The pipeline takes the changes after that commit. (AUTO CDC has no `once`, and one flow per table.)
 
 Where a table has files below STATE already it writes nothing, and fails: a pipeline may have read them.
 """

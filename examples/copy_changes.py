@@ -2,7 +2,7 @@
 
     python copy_changes.py ROOT public.orders TARGET CHECKPOINT
 
-ROOT is what the run got behind `delta:`. It needs Spark 4.2, and neither Ray nor a run. It takes what there is and
+ROOT is what the run got after `delta:`. It needs Spark 4.2, and neither Ray nor a run. It takes what there is and
 ends. Start it again, and it goes on where it was, also after it was killed. Without availableNow it does not end.
 """
 

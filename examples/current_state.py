@@ -2,7 +2,7 @@
 
     python examples/current_state.py URI TABLE [LSN]
 
-``URI`` is what the sink was given behind ``delta:``, and ``TABLE`` is a name such as ``public.orders``.
+``URI`` is what the sink was given after ``delta:``, and ``TABLE`` is a name such as ``public.orders``.
 """
 
 import sys

@@ -162,7 +162,7 @@ MessagePart = InlineMessages | MemoryMessages | SpilledMessages
 
 @dataclass(frozen=True)
 class Undeliverable:
-    """A place in a release unit: the transaction behind it cannot be delivered, and nothing from there on is released.
+    """A place in a release unit: the transaction after it cannot be delivered, and nothing from there on is released.
 
     ``error`` names that transaction. ``n_transactions`` of the unit come before it. ``last_commit_lsn`` and ``end_lsn``
     are of the last of these, and 0/0 if there is none.

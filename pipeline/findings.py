@@ -78,7 +78,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """The statement, as it is printed behind its mark."""
+        """The statement, as it is printed after its mark."""
         return f"not checked: {self.statement}" if self.status is Status.NOT_CHECKED else self.statement
 
     def error(self) -> XidstreamError:

@@ -8,10 +8,10 @@ that it belongs to. A person resumes the table; its rows are delivered again fro
 missing in the sink, so no snapshot from before stands for the table any more.
 
 A table is known by its relid: a table that is made again under the same name is another one. PostgreSQL gives the oid
-of a dropped table to a new one, some day. So a park ends where its table is gone, and is forgotten behind that
+of a dropped table to a new one, some day. So a park ends where its table is gone, and is forgotten after that
 (``without_gone``).
 
-Rejected: to keep the rows of a parked table and to deliver them later. They would come behind younger transactions of
+Rejected: to keep the rows of a parked table and to deliver them later. They would come after younger transactions of
 the other tables, and the one that could not be delivered still could not.
 """
 
@@ -181,7 +181,7 @@ def rows_given_up(transactions: Iterable[LeftOutTransaction]) -> tuple[RowsGiven
 def resumed(
     tables: Iterable[ParkedTable], relids: AbstractSet[int], confirmed_lsn: Lsn
 ) -> tuple[ParkedTable, ...]:
-    """``tables``, with those of ``relids`` delivered again behind ``confirmed_lsn``, or from the park itself where that
+    """``tables``, with those of ``relids`` delivered again after ``confirmed_lsn``, or from the park itself where that
     is not confirmed yet.
 
     Only when an epoch begins: all that is confirmed is behind it then, and nothing else was released by it.

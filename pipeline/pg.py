@@ -56,14 +56,14 @@ class Lsn(int):
 
     @property
     def next_record(self) -> Lsn:
-        """The first position, here or behind, at which a record can begin. An insert position is one itself."""
+        """The first position, here or after, at which a record can begin. An insert position is one itself."""
         return Lsn(-(-self // _RECORD_ALIGNMENT) * _RECORD_ALIGNMENT)
 
     @property
     def record_end(self) -> Lsn:
         """The end of the last record before an insert position. A flush or a confirmation comes that far.
 
-        They differ at the start of a page, where the insert position lies behind the page's header already
+        They differ at the start of a page, where the insert position lies after the page's header already
         (``XLogBytePosToRecPtr`` in ``src/backend/access/transam/xlog.c``). The header is known by the sizes that
         servers have by default. On a server with others this is the position itself, which the next record passes.
         """

@@ -43,7 +43,7 @@ def raised_in_executor(error: BaseException) -> XidstreamError | None:
 
 
 def named(error: BaseException) -> str:
-    """The error's class, and behind it what a person can look up: the Java exception at the root, or Spark's condition.
+    """The error's class, and after it what a person can look up: the Java exception at the root, or Spark's condition.
 
     ``Py4JJavaError (java.lang.ClassNotFoundException)``, ``PySparkRuntimeError (JAVA_GATEWAY_EXITED)``. Java's comes
     from the trace in the text, because the JVM may be gone.

@@ -260,7 +260,7 @@ class _Link:
             with spy._lock:
                 spy.ended.append((int.from_bytes(data[body + 33 : body + 37], "big"), prepare_end_lsn, None))
         if kind in "CcKPpr":
-            # The end of the record lies behind the position in its message's header.
+            # The end of the record lies after the position in its message's header.
             place = body + (5 if kind == "c" else 1)
             self._reached(_END.unpack_from(data, place)[1])
 

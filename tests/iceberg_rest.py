@@ -60,7 +60,7 @@ class IcebergRestServer:
     """At ``uri`` until ``stop``. ``together``: it offers to commit several tables at once, and says in its
     configuration what it offers; else it says nothing. ``n_to_lose``: so many commits are done and answered by 500.
     ``refusals``: the statuses that the next commits of several tables get instead. ``before`` is called before such a
-    commit is looked at, and ``changed`` behind each table's change, in the same request or not."""
+    commit is looked at, and ``changed`` after each table's change, in the same request or not."""
 
     def __init__(self, folder: Path, *, together: bool = False) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -154,7 +154,7 @@ class Link:
 
 
 class CutAfter:
-    """A TCP link to a port of this machine that resets, or ends, each connection behind ``n_bytes`` of the server's."""
+    """A TCP link to a port of this machine that resets, or ends, each connection after ``n_bytes`` of the server's."""
 
     def __init__(self, port: int, n_bytes: int, *, resets: bool) -> None:
         self._backend = port

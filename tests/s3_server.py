@@ -136,7 +136,7 @@ class LosesAnswers(S3Server):
 
 
 class ReplacesBehindLook(S3Server):
-    """Runs ``then`` once, behind the answer to the next HEAD: an object of that size is another one when it is read."""
+    """Runs ``then`` once, after the answer to the next HEAD: an object of that size is another one when it is read."""
 
     then: Callable[[], object] | None = None
 

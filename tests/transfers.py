@@ -210,7 +210,7 @@ class Killed:
             self.n_kills += 1
 
     def _lives(self, n_bytes: int) -> bool:
-        """Wait for the end of one life, whose words stand behind ``n_bytes``. Returns whether it is the last one.
+        """Wait for the end of one life, whose words stand after ``n_bytes``. Returns whether it is the last one.
 
         A start takes as long as the machine's load makes it take. If lives were counted from there, the readers would
         see nothing new on a busy machine.

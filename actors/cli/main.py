@@ -119,9 +119,9 @@ def run(config_file: Path | None, **options: Any) -> None:
 def capture(config_file: Path | None, **options: Any) -> None:
     """Read a slot into its journal in the storage, until interrupted or (--available-now) done. No Spark, no sink.
 
-    For the time while Spark or the sink is away, upgraded or broken: the slot is confirmed behind the journal, so the
+    For the time while Spark or the sink is away, upgraded or broken: the slot is confirmed after the journal, so the
     server keeps no WAL for it. The next `run` with this slot and storage, on any machine, delivers the journal and
-    goes on behind it. A slot has one reader at a time: end the run first.
+    goes on after it. A slot has one reader at a time: end the run first.
 
     
     Examples:
@@ -299,7 +299,7 @@ def drop(config_file: Path | None, discard_journal: bool, **options: Any) -> Non
 @click.option("--commit-lsn", required=True, metavar="X/Y", help="Its commit LSN, as the error named it.")
 @click.option("--reason", default="", help="For whoever reads the record later.")
 def skip(config_file: Path | None, xid: int, commit_lsn: str, reason: str, **options: Any) -> None:
-    """Give up one transaction that cannot be delivered, so that the next run goes on behind it.
+    """Give up one transaction that cannot be delivered, so that the next run goes on after it.
 
     The run that ended with status 4 (or 3, for a column's name) has named the transaction. It is given up as a whole:
     none of its changes is delivered, to no table. What was given up is recorded in --storage, and `status` lists it. A

@@ -150,7 +150,7 @@ class BatchLoop:
             self._sink.close()
 
     def _deliver_snapshots(self, tenure: Tenure) -> None:
-        """A function has no fold: it gets the rows from before first, and the changes behind them then."""
+        """A function has no fold: it gets the rows from before first, and the changes after them then."""
         if self._sink.kind.snapshots is not Snapshots.FIRST:
             return
         layout = self._layout(tenure)

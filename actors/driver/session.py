@@ -66,7 +66,7 @@ BASE_CONF = {
     "spark.ray.raydp_spark_master.actor.resource.CPU": "0.1",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
-    # RayDP makes an option of the driver's JVM of it, behind all others: one among them would have no effect.
+    # RayDP makes an option of the driver's JVM of it, after all others: one among them would have no effect.
     "spark.log4j.config.file.name": f"file:{_LOG4J}",
     "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
     # Of RayDP's own two JVMs: its gateway, and the application master.
@@ -251,7 +251,7 @@ def _await_executors(spark: SparkSession, config: Config) -> None:
 def _python_path() -> str:
     """The executors' Python must find this project, also where it came as a job's working directory.
 
-    Behind what was there: a user's own ``pipeline.py`` must win against the folder of that name in a checkout.
+    After what was there: a user's own ``pipeline.py`` must win against the folder of that name in a checkout.
     """
     inherited = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join([inherited, str(IMPORT_ROOT)]) if inherited else str(IMPORT_ROOT)

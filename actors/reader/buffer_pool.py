@@ -152,7 +152,7 @@ class BufferPool:
         self._end(xid, -1)
 
     def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...] = ()) -> None:
-        """On its way after ``send``, behind the blocks: ``sealed`` is what comes of it."""
+        """On its way after ``send``, after the blocks: ``sealed`` is what comes of it."""
         self._owner(end.xid).parcel.add_end(end, self._open[end.xid].n_steps, aborted)
         self._end(end.xid, ticket)
 
@@ -193,7 +193,7 @@ class BufferPool:
         return self._buffers[number]
 
     def _of(self, xid: Xid) -> BufferHandle:
-        """The transaction's buffer, with all that was added on its way: what is called now comes behind it."""
+        """The transaction's buffer, with all that was added on its way: what is called now comes after it."""
         buffer = self._owner(xid)
         self._send(buffer)
         return buffer

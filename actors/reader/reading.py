@@ -134,7 +134,7 @@ class Reading:
         self._submit([*cuts, *rest, self.unsendable])
 
     def _await_the_rest(self, unsendable: Unsendable) -> None:
-        """Until all before it is delivered, and the run is stopped, or goes on behind it: nothing is read any more."""
+        """Until all before it is delivered, and the run is stopped, or goes on after it: nothing is read any more."""
         while not self._stop.is_set() and not 0 < unsendable.lsn < self.flushed_lsn:
             self._sending.check()
             self._sending.await_look(read_policy.IDLE_WAIT_S)
@@ -199,7 +199,7 @@ class Reading:
                 self._send_status(now_s, reply=action is Step.ASK_POSITION)
 
     def _submit(self, cuts: Sequence[Cut]) -> None:
-        """Nothing behind a skipped publication may be confirmed, so nothing of it is sent on."""
+        """Nothing after a skipped publication may be confirmed, so nothing of it is sent on."""
         if cuts:
             self._connection.check_notices()
             self._sending.submit(cuts)

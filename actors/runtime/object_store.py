@@ -30,7 +30,7 @@ def put_arrow(table: pa.Table) -> ray.ObjectRef:
     """Store ``table`` as one uncompressed Arrow IPC stream. Raises what ``ray.put`` raises.
 
     Empty record batches are left out. The JVM's reader takes one for the end of the stream, and would silently lose the
-    rows behind it.
+    rows after it.
     """
     return ray.put(_stream_of(table))
 

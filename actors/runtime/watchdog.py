@@ -157,7 +157,7 @@ def _kill_all(path: str, servers: dict[int, int | None]) -> None:
 
 
 def _kill_if_started_in(pid: int, path: str) -> None:
-    """The environment is read again behind the descriptor: then they are the same process's."""
+    """The environment is read again after the descriptor: then they are the same process's."""
     descriptor = _descriptor(pid)
     with suppress(OSError):
         if not was_started_in(pid, path):

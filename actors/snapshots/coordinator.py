@@ -278,7 +278,7 @@ class SnapshotCoordinator:
 
     def _note_proof(self, surveyed: Surveyed) -> None:
         """Every generation that stands, or is about to, is what the look found."""
-        # No further than the log is whole: what comes behind is another server's if this one is lost.
+        # No further than the log is whole: what comes after is another server's if this one is lost.
         proven_lsn = min(self._proving.note(surveyed.look), surveyed.delivered_lsn)
         if not self._once and proven_lsn > self._proven_lsn:
             proven = self._tables.prove(proven_lsn, surveyed.snapshot)

@@ -60,20 +60,20 @@ class SinkTables:
         self._on_sink(lambda tables: tables.end(line, reason, witnessed))
 
     def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
-        """May be told behind the loop's end, as ``prove``."""
+        """May be told after the loop's end, as ``prove``."""
         self._on_sink(lambda tables: tables.extend(line, witnessed), after_end=True)
 
     def lay_out(
         self, found: Sequence[tuple[RelationVersion, Lsn]], witnessed: Witnessed | None = None
     ) -> None:
-        """May be told behind the loop's end, as ``prove``."""
+        """May be told after the loop's end, as ``prove``."""
         self._on_sink(lambda tables: tables.lay_out(found, witnessed), after_end=True)
 
     def reach(self, lsn: Lsn) -> None:
         self._on_sink(lambda tables: tables.reach(lsn))
 
     def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
-        """May be told behind the loop's end: the sink refuses it from a run that was taken over."""
+        """May be told after the loop's end: the sink refuses it from a run that was taken over."""
         return self._on_sink(lambda tables: tables.prove(lsn, snapshot), after_end=True)
 
     def complete(self) -> None:

@@ -123,7 +123,7 @@ class SnapshotSteps:
         self._n_readers = 1
         self._targets: dict[int, SnapshotTarget] = {}
         self._late: dict[int, SnapshotTarget] = {}
-        """By relid: of an attempt that failed. A reader may have written a last file behind its end."""
+        """By relid: of an attempt that failed. A reader may have written a last file after its end."""
         self._stop = threading.Event()
         self._carrying = threading.Lock()
         threads = 2 * most_readers(config.snapshot_connections) + 2

@@ -182,10 +182,10 @@ class Delivery:
         stats = self._epoch.sequencer_stats()
         return 0 if stats is None else stats.n_batches
 
-    # -- behind a loop that failed ---------------------------------------------------------------------
+    # -- after a loop that failed ---------------------------------------------------------------------
 
     def _replaced(self, failed: LoopFailed) -> Driver:
-        """A driver for the next loop. Raises ``failed``'s error where the epoch cannot go on behind it."""
+        """A driver for the next loop. Raises ``failed``'s error where the epoch cannot go on after it."""
         error = failed.error
         if failed.has_begun:
             # The sequencer knows of batches that the driver did not live to count.

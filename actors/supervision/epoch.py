@@ -162,7 +162,7 @@ class Epoch:
         get(self.sequencer.aim.remote(target), SEQUENCER)
 
     def survey(self, known: str | None) -> Surveyed:
-        """Asked of the reader, but for what the sink has: the slot may be confirmed further, behind the journal."""
+        """Asked of the reader, but for what the sink has: the slot may be confirmed further, after the journal."""
         surveyed: Surveyed = get(self._reader.survey.remote(known), READER)
         stats = self.sequencer_stats()
         return surveyed if stats is None else replace(surveyed, delivered_lsn=stats.delivered_lsn)

@@ -1,6 +1,6 @@
-"""What a run does behind an error: how long it waits, what its account says, and what people are told.
+"""What a run does after an error: how long it waits, what its account says, and what people are told.
 
-``pipeline.restarts`` decides. The supervisor asks behind an epoch, and ``Delivery`` behind a batch loop.
+``pipeline.restarts`` decides. The supervisor asks after an epoch, and ``Delivery`` after a batch loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a slot's snapshots mean for its run: when they begin, what they may end, and when a run has nothing more to do.
 
-They begin with the first epoch that has the slot, and go on over the epochs behind it. Into Delta tables they go beside
+They begin with the first epoch that has the slot, and go on over the epochs after it. Into Delta tables they go beside
 the stream. A function gets them before the stream goes on, so for a function nothing is looked for after that. A run
 with ``snapshot = "only"`` ends when all tables are taken, and the log is whole up to where their snapshots are valid
 from, because only from there on the tables' state is known. One with ``available_now`` has no less to do.

@@ -60,7 +60,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Metric:
-    """``name``: without Ray's prefix. ``labels`` come behind ``slot``. ``per_epoch``: the account counts from the
+    """``name``: without Ray's prefix. ``labels`` come after ``slot``. ``per_epoch``: the account counts from the
     beginning of the epoch."""
 
     name: str

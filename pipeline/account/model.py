@@ -59,7 +59,7 @@ class SlotPart:
     ``flush_lag_s``: how long what was confirmed last had taken, by the server's own measure; None where nothing is
     under way. ``lost_in_s``: when the slot may be lost if nothing more is confirmed, at the present rate of WAL.
     ``undelivered_bytes``: from what the sink has to the server's position. ``wal_held_without_journal_bytes``: the WAL
-    that the server would have to keep at least, if the slot were confirmed behind the sink alone."""
+    that the server would have to keep at least, if the slot were confirmed after the sink alone."""
 
     name: str
     database: str | None
@@ -273,7 +273,7 @@ class ConsumerPart:
 
 @dataclass(frozen=True)
 class LogPart:
-    """The change log of a sink whose run has ``log_retention``. ``cut_lsn``: the changes behind it are there, of each
+    """The change log of a sink whose run has ``log_retention``. ``cut_lsn``: the changes after it are there, of each
     table. ``oldest_lsn``: of what was cut, all states from here on can be read; where nothing was, it is the first
     state of the first table. ``reach_bytes``: WAL from there to the newest commit. ``consumers`` has those that are
     furthest behind, ``MOST_CONSUMERS`` of ``n_consumers``. ``error``: why the last look failed."""
@@ -424,7 +424,7 @@ def is_caught_up(*, n_waiting: int, backlog_bytes: int, is_paused: bool, has_rea
 
 def state_words(account: Account) -> str:
     """Where a run stands, in a few words. Caught up with commits is not all where a transaction is open: its rows are
-    read, and behind what is confirmed."""
+    read, and after what is confirmed."""
     run = account.run
     assert run is not None
     if run.state != "reading" or not run.is_caught_up:

@@ -10,7 +10,7 @@ the range alone, and the lake writes the rest anew.
 - What is carried is what the log says, right or wrong. A wrong row outside of the range stays wrong.
 - Each row is in the range by one engine's word and outside by the other's never: both have the same literals, in one
   form (``snapshot.key_filter``). A row of which that is not known is carried.
-- The rows are stored as a snapshot's are: in the columns that its target names, each with a ``_seq`` of its own behind
+- The rows are stored as a snapshot's are: in the columns that its target names, each with a ``_seq`` of its own after
   those of the rows that were read. They are written by executors with pyarrow, so that any store and any name will do.
 
 Rejected: a generation that holds the range alone, and refers to the one before. Each reader, and each engine that folds

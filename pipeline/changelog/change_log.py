@@ -59,7 +59,7 @@ class ChangeLog(SlotLog):
         since: Lsn | int | str | None = None,
         until: Lsn | int | str | None = None,
     ) -> DataFrame:
-        """One row for each complete transaction behind ``since`` and up to ``until``, as ``changes`` takes them: of all
+        """One row for each complete transaction after ``since`` and up to ``until``, as ``changes`` takes them: of all
         without them, which are more with each day. Only files with rows of the range are read.
 
         Its columns: xid, commit_lsn, end_lsn, commit_timestamp, gid, origin, streamed, rows, tables.
@@ -95,7 +95,7 @@ class ChangeLog(SlotLog):
 
         ``lsn``: a commit LSN, or any position before the newest one, as ``Lsn``, number or text. ``timestamp``: what
         had committed before the first commit with a later timestamp; a datetime with a time zone, or its ISO text.
-        ``xid``: right behind this transaction. Raises UsageError where nothing such is in the log.
+        ``xid``: right after this transaction. Raises UsageError where nothing such is in the log.
         """
         if sum(each is not None for each in (lsn, timestamp, xid)) > 1:
             raise UsageError("as_of takes one of lsn, timestamp and xid")
@@ -120,7 +120,7 @@ class ChangeLog(SlotLog):
         columns: Sequence[str] | None = None,
         keys: Keys | None = None,
     ) -> DataFrame:
-        """The changes of a table behind ``since`` and up to ``until``, in the source's columns and the contract's.
+        """The changes of a table after ``since`` and up to ``until``, in the source's columns and the contract's.
 
         ``since`` is exclusive, and None is the beginning; ``until`` is inclusive, and None is the newest complete
         commit, or with ``net`` the newest that can be read as a state. Pass this call's ``until`` as the next call's
@@ -130,7 +130,7 @@ class ChangeLog(SlotLog):
         ``delete``, and the values are the last ones; a deleted row has its key alone. Unchanged values are filled in
         from the state at ``since``. Where that is not known, ``_unchanged`` names what is missing.
 
-        ``columns``: of the source's, in this order, with the contract's behind them; None is all. From an object store
+        ``columns``: of the source's, in this order, with the contract's after them; None is all. From an object store
         no others are read, but the key's with ``net``. Raises UsageError where the table has not each of them.
 
         ``keys``: as ``LogState.table`` takes them. Without ``net`` a row that has no value there comes, too, as a

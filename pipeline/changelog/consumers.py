@@ -1,7 +1,7 @@
 """How far readers of the change log have come, by name: what ``log_retention`` must not remove before they have it.
 
 A consumer is whoever reads the changes of a log in order, and keeps no place of its own that the run could know. It
-tells a position after each portion: all changes up to there are processed. The retention cuts no table behind the
+tells a position after each portion: all changes up to there are processed. The retention cuts no table after the
 lowest position of all consumers. One that never comes back holds the whole log, so ``ChangeLog.consumers`` tells when
 each has moved last, and ``Consumer.remove`` forgets it. `xidstream check` and the run warn of one that has said nothing
 for a week.
@@ -120,7 +120,7 @@ class Consumer:
         return next(found, None)
 
     def commit(self, lsn: Lsn | int | str) -> None:
-        """All changes with a commit LSN up to ``lsn`` are processed: what lies behind it is kept from now on. The first
+        """All changes with a commit LSN up to ``lsn`` are processed: what lies after it is kept from now on. The first
         commit registers the consumer. Raises UsageError where ``lsn`` lies below the position that was told before.
         """
         wanted = Lsn.parse(lsn) if isinstance(lsn, str) else Lsn(lsn)

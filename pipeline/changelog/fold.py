@@ -1,4 +1,4 @@
-"""A base and the log behind it make the rows of a table. A plan for Spark: no row passes through Python.
+"""A base and the log after it make the rows of a table. A plan for Spark: no row passes through Python.
 
 **For the mirror and all other callers**, two functions whose signatures stay:
 
@@ -11,7 +11,7 @@
 
 ``base``: rows in the source's columns, with ``_text`` if the table has such values: a snapshot's (``shaped``), or a
 base table's. For ``net_changes`` the part of a base that has all touched keys is enough. ``tail``: the log's rows
-behind the base that the snapshot does not contain (``contained``), in any order, in the contract's columns and the
+after the base that the snapshot does not contain (``contained``), in any order, in the contract's columns and the
 source's (``shaped``). ``facts``: those of the tail (``tail_facts``), if they are known; else a small job finds them.
 
 The rule. insert and update_postimage set a row, delete removes it, and so does a preimage whose postimage has another
@@ -87,7 +87,7 @@ def fold(base: DataFrame, tail: DataFrame, shape: TableShape, facts: TailFacts |
 
 
 def base_alone(base: DataFrame, shape: TableShape) -> DataFrame:
-    """All rows of a table that has no change behind its base, as ``fold`` has them."""
+    """All rows of a table that has no change after its base, as ``fold`` has them."""
     from pyspark.sql import functions as f
 
     return restored(prepared(base, shape), shape, [f.col("text").alias("_text")])
@@ -99,8 +99,8 @@ DELETED: Final = CHANGE_TYPES[DELETE]
 
 @dataclass(frozen=True)
 class KeyedNet:
-    """``last``: the last row of each key behind the last TRUNCATE, not filled in yet. ``base``: all its rows, prepared.
-    ``behind``: the tail's rows behind the TRUNCATE. ``tail_bytes``: Spark's guess of the tail's size."""
+    """``last``: the last row of each key after the last TRUNCATE, not filled in yet. ``base``: all its rows, prepared.
+    ``behind``: the tail's rows after the TRUNCATE. ``tail_bytes``: Spark's guess of the tail's size."""
 
     last: DataFrame
     base: DataFrame
@@ -123,7 +123,7 @@ class KeyedNet:
         return self.net.filled(self.last, self.base if self.facts.truncated_at is None else None)
 
     def untouched(self) -> DataFrame:
-        """The rows of the base whose keys no row behind the last TRUNCATE has."""
+        """The rows of the base whose keys no row after the last TRUNCATE has."""
         from pyspark.sql import functions as f
 
         parts = key_parts(self.shape)

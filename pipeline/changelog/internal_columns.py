@@ -70,7 +70,7 @@ def value_columns(shape: TableShape) -> list[str]:
 def prepared(frame: DataFrame, shape: TableShape, more: Sequence[Column] = ()) -> DataFrame:
     """``k*``, ``c*``, ``text`` and ``more`` of rows with the source's columns; null what ``frame`` has not, or has of
     another column that was called so (``shows``). The same holds for ``text``, so a row does not keep the text of a
-    column that was dropped: no old tuple from behind that would be like it."""
+    column that was dropped: no old tuple from after that would be like it."""
     from pyspark.sql import functions as f
 
     there = {field.name: field.dataType for field in frame.schema.fields}

@@ -2,7 +2,7 @@
 
 A fold at LSN F is the state of one table at F. Its rows are in the log's own Delta table, as a snapshot's are
 (``_change_type`` is ``snapshot``), with F as their ``_commit_lsn``. It is a start like a base table
-(``shortening``): it answers from F on, and needs the changes behind F. Nobody who reads changes sees its rows.
+(``shortening``): it answers from F on, and needs the changes after F. Nobody who reads changes sees its rows.
 
 **One commit** adds the rows, removes what they take the place of, and tells cut and fold, as application transactions
 of the table (``locations.fold_id``). So a crash leaves the log of before, or the shorter one, and some files without a
@@ -22,7 +22,7 @@ transaction never falls, and a table may have fewer rows than before. So there a
 with the last one, and without it.
 
 Rejected: a generation of its own, with a line in ``_snapshots``, as a repair makes one (``carrying``). Its line comes
-behind its rows, in another commit. In between the rows that it stands for must be there, and so must those that it
+after its rows, in another commit. In between the rows that it stands for must be there, and so must those that it
 takes the place of. And what ends the one generation would have to end the other. A row count in the table's properties
 is a commit of its own.
 
@@ -43,7 +43,7 @@ _BEFORE_RECORD = 3
 @dataclass(frozen=True)
 class LogFold:
     """``place``: of the snapshot of the generation that it belongs to. ``n_rows``: at the commit; what an erasure took
-    since, its own marks tell. ``since``: the LSN of the state, where the fold lies behind it; None: ``lsn``."""
+    since, its own marks tell. ``since``: the LSN of the state, where the fold lies after it; None: ``lsn``."""
 
     place: int
     lsn: int

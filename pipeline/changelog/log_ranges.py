@@ -66,7 +66,7 @@ class ReadColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class FileRange:
-    """The changes behind ``since`` up to ``until`` in files of one table, and of one file's row groups every
+    """The changes after ``since`` up to ``until`` in files of one table, and of one file's row groups every
     ``n_slices``-th, from ``slice`` on. ``paths`` are below ``uri``. It pickles, and holds no credentials."""
 
     table: str
@@ -201,7 +201,7 @@ class QueryTable:
 
 
 class Commits:
-    """What ``_transactions`` says of the commits behind ``since`` up to ``until``: ``lsns``, in order, and ``oldest``,
+    """What ``_transactions`` says of the commits after ``since`` up to ``until``: ``lsns``, in order, and ``oldest``,
     the first LSN of all that there is; None where there is none. ``cut``: up to here some are gone."""
 
     def __init__(self, log: SlotLog, since: int, until: int) -> None:
@@ -218,7 +218,7 @@ class Commits:
 
 
 def missing_commit(lsns: Sequence[int], files: Sequence[LogFile], erased_lsn: int = 0) -> int | None:
-    """The first of the commits ``lsns``, which have rows of a table, that lies in none of its ``files``, behind
+    """The first of the commits ``lsns``, which have rows of a table, that lies in none of its ``files``, after
     ``erased_lsn``."""
     spans = sorted((file.min_lsn, file.max_lsn) for file in files)
     reach = begun = 0
@@ -238,8 +238,8 @@ def admitted(
     max_transactions: int | None,
     max_bytes: int | None,
 ) -> int:
-    """The LSN up to which the next batch reads. ``lsns``: the commits behind its beginning up to an LSN, in order, and
-    of more than a number the first ones; it is not asked for those behind the batch, but for one. ``files``: those with
+    """The LSN up to which the next batch reads. ``lsns``: the commits after its beginning up to an LSN, in order, and
+    of more than a number the first ones; it is not asked for those after the batch, but for one. ``files``: those with
     the rows up to ``newest``, the oldest first.
 
     At least one transaction is admitted, and the first file as a whole: to cut it would be to read it twice.

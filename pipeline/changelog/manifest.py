@@ -147,7 +147,7 @@ def base_at(
 
 def base_of(root: Location, line: ManifestLine) -> Base | None:
     """The base table that a line names; None where its directory holds another table by now, or where this version is
-    gone: a vacuum came behind the look at the manifest, or another engine.
+    gone: a vacuum came after the look at the manifest, or another engine.
 
     Somebody may have removed the directory, and the next refresh made it anew. Versions are counted from 0 again then,
     so the number alone would find rows of a later moment. What a version holds, its application transactions say.

@@ -43,8 +43,8 @@ def moment_of(log: SlotLog, table: str, bounds: SnapshotBounds) -> Moment:
     """The moment of a table's snapshot, whose ``valid_from`` the log has reached.
 
     Only two kinds of transactions can have committed up to there and be unseen: those of ``xip``, and those that began
-    behind the snapshot, and so committed behind ``place``. An xid of 32 bits comes again; of ``xip`` the newest one is
-    meant, and only rows behind the log's own snapshot matter.
+    after the snapshot, and so committed after ``place``. An xid of 32 bits comes again; of ``xip`` the newest one is
+    meant, and only rows after the log's own snapshot matter.
     """
     transactions, upto = log.transactions_table(), int(bounds.valid_from)
     of_xip = transactions.of_xids({xid % _WIRE_XIDS for xid in bounds.xip}, upto, ["tables"])
@@ -84,7 +84,7 @@ def table_at(log: SlotLog, table: str, moment: Moment) -> TableAt:
     if not moment.left_out:
         return found
     generation = found.generation
-    # A base table behind the first of them would have it, and so would a fold.
+    # A base table after the first of them would have it, and so would a fold.
     find_base = partial(log.base_at, table, generation, moment.left_out[0].before)
     fold = found.fold if found.fold is not None and found.fold.lsn < moment.left_out[0] else None
     return replace(found, find_base=find_base, left_out=moment.left_out, fold=fold)

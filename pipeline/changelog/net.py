@@ -41,7 +41,7 @@ def log_rows(
     until: Lsn,
     spans: KeySpans | None = None,
 ) -> DataFrame:
-    """The log's changes behind ``since`` up to ``until``: the source's columns, then the contract's. ``spans``: those
+    """The log's changes after ``since`` up to ``until``: the source's columns, then the contract's. ``spans``: those
     of these keys, and those that have none: a TRUNCATE is of every key."""
     from pyspark.sql import functions as f
 
@@ -59,7 +59,7 @@ def log_rows(
 
 
 def net_rows(spark: SparkSession, at: TableAt, since: Lsn, before: DataFrame | None) -> DataFrame:
-    """The net form of the changes behind ``since`` up to ``at.lsn``. ``before``: the table's state at ``since``; None
+    """The net form of the changes after ``since`` up to ``at.lsn``. ``before``: the table's state at ``since``; None
     where it is not known."""
     from pyspark.sql import functions as f
 

@@ -107,7 +107,7 @@ def as_type(value: Column, held: DataType, wanted: DataType) -> Column:
 
     if isinstance(held, t.DecimalType) and isinstance(wanted, t.StringType):
         text = value.cast("string")
-        # Java writes an exponent where the first of all digits stands behind six zeros, so nothing stands before "0.".
+        # Java writes an exponent where the first of all digits stands after six zeros, so nothing stands before "0.".
         digits = f.lpad(f.regexp_replace(text, r"^-|\.|E.*$", ""), held.scale, "0")
         sign = f.when(text.startswith("-"), "-").otherwise("")
         return f.when(text.contains("E"), f.concat(sign, f.lit("0."), digits)).otherwise(text)

@@ -2,14 +2,14 @@
 
 A *cut* at LSN C removes files whose changes have commit LSNs up to C. The Delta commit that removes them carries C as
 an application transaction of the table (``locations.cut_id``). So whoever opens the table sees both or neither, and a
-crash leaves no state in between. Behind C every change is there.
+crash leaves no state in between. After C every change is there.
 
-A state is made from a *start* and the changes behind it. A snapshot is one: it answers from its ``valid_from`` on, and
-needs the changes behind its ``contained_upto``. A base table is one: it answers from its LSN on, and needs the changes
-behind that. A start is usable as long as what it needs lies at or above the cut.
+A state is made from a *start* and the changes after it. A snapshot is one: it answers from its ``valid_from`` on, and
+needs the changes after its ``contained_upto``. A base table is one: it answers from its LSN on, and needs the changes
+after that. A start is usable as long as what it needs lies at or above the cut.
 
 **The promise.** Of a cut for the LSN W, which the retention asks for: every state at W or later that could be read
-before can be read afterwards, and so can all changes behind W. Below W some may be gone, and an error says so.
+before can be read afterwards, and so can all changes after W. Below W some may be gone, and an error says so.
 
 So for each generation that stands somewhere from W on, the cut goes no further than what its best start needs: of those
 that answer at W already, or where the generation begins if that is later. Where there is none but the table's first
@@ -20,8 +20,8 @@ stream wrote, and a log has no more than twice the table and what is to be kept.
 
 A table with a base table gets no fold. The mirror makes its starts.
 
-An example. The first snapshot answers from 100 on, and needs what lies behind 90. The second one answers from 500 on,
-and needs what lies behind 480. There is a base table at 300::
+An example. The first snapshot answers from 100 on, and needs what lies after 90. The second one answers from 500 on,
+and needs what lies after 480. There is a base table at 300::
 
     W     cut   usable starts         states
     200    90   first, base, second   from 100 on
@@ -51,7 +51,7 @@ from xidstream.pipeline.changelog.log_table import LogFile
 
 @dataclass(frozen=True)
 class Start:
-    """A state to start from. ``answers_from``: the first LSN that it answers. ``needs``: the changes behind this LSN
+    """A state to start from. ``answers_from``: the first LSN that it answers. ``needs``: the changes after this LSN
     are needed."""
 
     answers_from: int
@@ -106,7 +106,7 @@ def best_starts(wanted: int, stretches: Iterable[Stretch]) -> list[tuple[Stretch
 
 
 def cut_for(wanted: int, stretches: Sequence[Stretch], needed: Iterable[int] = ()) -> int:
-    """The furthest cut that keeps the promise for ``wanted``. ``needed``: LSNs behind which somebody needs all
+    """The furthest cut that keeps the promise for ``wanted``. ``needed``: LSNs after which somebody needs all
     changes."""
     starts = (start.needs for _, start in best_starts(wanted, stretches))
     return max(0, min([wanted, *needed, *starts]))
@@ -160,7 +160,7 @@ def held_back(
     may_fold: bool = True,
 ) -> dict[str, int]:
     """How many bytes of ``files`` would go but for each of ``consumers``, were it the only one: their positions, by
-    name. ``base``: the LSN behind which a mirror needs all; None without one. ``fold`` as ``removable`` has it.
+    name. ``base``: the LSN after which a mirror needs all; None without one. ``fold`` as ``removable`` has it.
     ``may_fold``: the table can be folded."""
     cut = cut_for(wanted, stretches, () if base is None else (base,))
     found = fold_for(files, stretches, cut, wanted) if base is None and may_fold else None

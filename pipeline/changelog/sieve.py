@@ -7,7 +7,7 @@ in which most rows find that nobody touched them. Their key then is null for the
 
 A key's bit is told by a number: a single integer by itself, so that rows in the order of their keys find their bits
 side by side; any other key by a hash. Words of 64 bits are rows of a small frame, joined by a broadcast: nothing but
-Spark's own joins. A bit may be another key's, too, so the join behind the sieve decides.
+Spark's own joins. A bit may be another key's, too, so the join after the sieve decides.
 
 Keys with a part that may be null are joined without it, since null is a value there, and so are floats, whose equal
 values differ in their bits. Rejected: Spark's own Bloom filter, which no public function offers in 3.5.

@@ -150,7 +150,7 @@ class SlotLog:
 
     def oldest_lsn(self, table: str | TableName) -> Lsn | None:
         """The first LSN whose state of the table can be read, by its snapshots, base tables and changes that are there.
-        None where none can. Where snapshots ended, some behind it may not be known either. Read anew each time."""
+        None where none can. Where snapshots ended, some after it may not be known either. Read anew each time."""
         name, log_table = self.log_table(table)
         return self._oldest(name, log_table)
 
@@ -165,7 +165,7 @@ class SlotLog:
         return Lsn(self._open(locations.TRANSACTIONS).watermark(locations.layouts_id(self._slot)) or 0)
 
     def tables_between(self, since: Lsn, until: Lsn) -> set[str]:
-        """The tables that commits behind ``since`` and up to ``until`` have rows of, as ``schema.table``."""
+        """The tables that commits after ``since`` and up to ``until`` have rows of, as ``schema.table``."""
         rows = self.transactions_table().between(int(since), int(until), ["tables"])
         return {name for tables in rows["tables"].to_pylist() for name in tables or ()}
 
@@ -310,7 +310,7 @@ class SlotLog:
         return None if oldest is None else Lsn(oldest)
 
     def _with_time(self, lsn: Lsn) -> str:
-        """``lsn``, and when the first transaction behind it committed, where that is known."""
+        """``lsn``, and when the first transaction after it committed, where that is known."""
         behind = self.transactions_table().between(int(lsn), MAX_LSN, [_TIMESTAMP], at_most=1)
         times = behind[_TIMESTAMP].to_pylist()
         return f"{lsn} (the next commit is of {times[0].isoformat()})" if times and times[0] else str(lsn)

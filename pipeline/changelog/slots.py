@@ -2,7 +2,7 @@
 
 The rows do not say which slot brought them. The commits do: each carries an application transaction with the slot's
 id (system identifier/database/slot), and ``…/owner`` beside it. deltalake answers what the version of a known id is,
-and lists none. So the ids are read from the Delta log of ``_transactions``: its last checkpoint, and the commits behind
+and lists none. So the ids are read from the Delta log of ``_transactions``: its last checkpoint, and the commits after
 that.
 
 Commit LSNs of two slots have no common order. With two of them, each question is for one.

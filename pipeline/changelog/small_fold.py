@@ -1,4 +1,4 @@
-"""The rows of a small table, folded by this process: its snapshot and all changes behind it, read from the log's files.
+"""The rows of a small table, folded by this process: its snapshot and all changes after it, read from the log's files.
 
 Most tables of a schema are small, and a job of Spark takes a second however small they are. Here a table of 100 rows
 takes some milliseconds. ``folded`` states the rule of ``pipeline.changelog.fold`` for what is read whole:
@@ -13,7 +13,7 @@ in another way than PostgreSQL, keys with a null, changed rows without a key, a 
 the log hold, files that call a column otherwise than the table does. Tests hold the two against each other on random
 logs (tests/unit/changelog/test_small_fold.py).
 
-An example, with the key ``id``. The snapshot has (1, 'a', big) and (2, 'b', big). Behind it come the update (1, 'x',
+An example, with the key ``id``. The snapshot has (1, 'a', big) and (2, 'b', big). After it come the update (1, 'x',
 not sent), the delete of 2 and the insert (2, 'c', null). Sorted by key the rows are::
 
     id  word    name  body      stands  body is that of row
@@ -70,7 +70,7 @@ class SmallTable:
 
 def small_table(log: TableAt, fields: Sequence[pa.Field], order: Sequence[str]) -> SmallTable | None:
     """The table at ``log.lsn`` in ``fields``, and ``_text`` where a row has one, by the columns ``order``. None where
-    it is large, the log was cut behind its snapshot, or for Spark. Raises OSError, what pyarrow raises, and
+    it is large, the log was cut after its snapshot, or for Spark. Raises OSError, what pyarrow raises, and
     PreconditionMissing where rows of the snapshot are gone."""
     if log.contained_upto < log.cut:
         return None  # the log was shortened: only a base table has what went
@@ -178,7 +178,7 @@ def _counts(log: TableAt, rows: pa.Table) -> pa.ChunkedArray:
 
 
 def _in_order(rows: pa.Table) -> pa.Table:
-    """The snapshot's rows, and then the changes in commit order, from behind the last TRUNCATE on."""
+    """The snapshot's rows, and then the changes in commit order, from after the last TRUNCATE on."""
     is_change = pc.not_equal(rows[CHANGE], SNAPSHOT).to_numpy()
     order = np.lexsort((rows[_SEQ].to_numpy(), rows[_LSN].to_numpy(), is_change))
     is_truncate = pc.equal(rows[CHANGE], CHANGE_TYPES[TRUNCATE]).to_numpy()[order]

@@ -4,7 +4,7 @@ Spark's Python Data Source API. Spark finds it by the module ``pyspark_xidstream
 neither Ray nor a run: a run may write the log meanwhile, or have written it.
 
 A stream's offset is ``{"lsn": n}``: all transactions with a commit LSN up to ``n`` have been read. ``n`` never lies
-beyond the newest complete commit, so a batch is whole transactions. The files behind two offsets hold the same rows at
+beyond the newest complete commit, so a batch is whole transactions. The files after two offsets hold the same rows at
 any later time, so a batch that is repeated is the same. Nothing depends on ``commit``, which Spark calls late or never.
 
 Two sources in one query are asked one after the other, and a commit may come between. So tables whose transactions must
@@ -198,7 +198,7 @@ class LogSource:
         self.log.delta_location('the data source "xidstream" needs')
 
     def tables(self, lsn: Lsn) -> list[QueryTable]:
-        """The tables, opened anew: behind the look at ``lsn``, so that they have all up to it."""
+        """The tables, opened anew: after the look at ``lsn``, so that they have all up to it."""
         names, schema = self.options.tables, self._schema
         if schema is None or not self.options.is_many:
             return [QueryTable(self.log, name, lsn, schema) for name in names]
@@ -228,7 +228,7 @@ class LogSource:
         return newest if until is None else Lsn(until)
 
     def beginning(self) -> int:
-        """The LSN behind which a new query reads."""
+        """The LSN after which a new query reads."""
         if self.options.since is not None:
             return self.options.since
         oldest = Commits(self.log, 0, 0).oldest
@@ -236,7 +236,7 @@ class LogSource:
         return max([*cuts, 0 if oldest is None else oldest - 1])
 
     def ranges(self, tables: Sequence[QueryTable], since: int, until: int) -> list[FileRange]:
-        """Raises PreconditionMissing where changes behind ``since`` are gone."""
+        """Raises PreconditionMissing where changes after ``since`` are gone."""
         found = [(table, table.files(since, until)) for table in tables]
         if self.options.fail_on_data_loss:
             for table in tables:
@@ -322,7 +322,7 @@ def _of_many(rows: pa.RecordBatch, name: str, type_: pa.DataType, table: str) ->
 
 
 class BatchReader(_Reader, DataSourceReader):
-    """The changes behind ``since`` up to ``until``, as ``ChangeLog.changes`` has them."""
+    """The changes after ``since`` up to ``until``, as ``ChangeLog.changes`` has them."""
 
     def partitions(self) -> Sequence[InputPartition]:
         source, since = self._source, self._options.since or 0

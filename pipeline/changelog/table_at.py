@@ -1,11 +1,11 @@
-"""One table at one LSN: its base, the log behind it, and its shape. What the fold and the mirror are given.
+"""One table at one LSN: its base, the log after it, and its shape. What the fold and the mirror are given.
 
-The base is the newest base table at or below the LSN (``manifest``), else the snapshot's rows. Behind a base table are
-the changes with a greater commit LSN than its own. Behind the snapshot are all changes that it does not contain,
+The base is the newest base table at or below the LSN (``manifest``), else the snapshot's rows. After a base table are
+the changes with a greater commit LSN than its own. After the snapshot are all changes that it does not contain,
 wherever they stand in the log (``contained``), but for the part up to which it is known to contain all.
 
 Where the log was cut, its commit may have left the table's rows at the cut (``log_fold``). These take the place of the
-snapshot's, and all behind them is needed.
+snapshot's, and all after them is needed.
 
 The rows of a snapshot are counted, by what the table says of its files. If another tool took some of them away, an
 error says so: without them the table would look like one that has few rows, or none. What an erasure took is told by
@@ -114,7 +114,7 @@ class TableAt:
         return files
 
     def _check_cut(self, since: int) -> None:
-        """Raises PreconditionMissing where changes behind ``since`` are gone."""
+        """Raises PreconditionMissing where changes after ``since`` are gone."""
         if since < self.cut:
             raise PreconditionMissing(
                 f"table {self.generation.table} cannot be read at {self.lsn}: its change log was shortened up to "
@@ -155,7 +155,7 @@ class TableAt:
         return [file for file in files if not file.min_lsn == file.max_lsn == self.place]
 
     def tail(self, spark: SparkSession, since: int = 0, spans: KeySpans | None = None) -> LogRows | None:
-        """The changes behind ``since``, up to the LSN, that the snapshot does not contain; None where no file has any.
+        """The changes after ``since``, up to the LSN, that the snapshot does not contain; None where no file has any.
 
         ``since``: 0 for all of them, or the LSN of a base of this generation. ``spans``: changes of these keys alone,
         and no TRUNCATE.

@@ -1,4 +1,4 @@
-"""The rows of the log behind a base, as the folds take them, and a few facts about them.
+"""The rows of the log after a base, as the folds take them, and a few facts about them.
 
 The facts come from one small job at plan time. It reads the contract's columns and the key, no wide value, and brings
 back counts and names of columns, never a row. With them most plans stay simple: a log without unchanged values needs no
@@ -140,7 +140,7 @@ def _is_text(type_: DataType) -> bool:
 
 
 def behind_truncate(rows: DataFrame, facts: TailFacts) -> DataFrame:
-    """What counts of ``prepared_tail``'s rows: those behind the last TRUNCATE."""
+    """What counts of ``prepared_tail``'s rows: those after the last TRUNCATE."""
     from pyspark.sql import functions as f
 
     if facts.truncated_at is None:

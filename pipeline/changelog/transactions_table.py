@@ -72,7 +72,7 @@ class TransactionsTable:
     def between(
         self, since: int, until: int, names: Sequence[str] = (_LSN,), at_most: int | None = None
     ) -> pa.Table:
-        """The transactions behind ``since`` up to ``until``, in commit order, and no more than ``at_most``."""
+        """The transactions after ``since`` up to ``until``, in commit order, and no more than ``at_most``."""
         wanted = (pc.field(_LSN) > since) & (pc.field(_LSN) <= until)
 
         def is_enough(found: pa.Table, file: LogFile) -> bool:
@@ -120,7 +120,7 @@ class TransactionsTable:
         wanted: pc.Expression,
         is_enough: Callable[[pa.Table, LogFile], bool] = lambda rows, file: False,
     ) -> pa.Table:
-        """``names``: those of ``wanted`` among them. ``is_enough``: whether with these rows the file, and those behind
+        """``names``: those of ``wanted`` among them. ``is_enough``: whether with these rows the file, and those after
         it, need not be read."""
         schema = pa.schema([self._table.schema.field(name) for name in names])
         found = schema.empty_table()

@@ -1,7 +1,7 @@
 """What the sequencer's loops wait for: that something of the order has changed.
 
 Many wait at a time, and most of what changes concerns one of them. A transaction changes the order some six times. So
-a change wakes nobody by itself: all that is changed in one turn of the event loop is looked at once behind it, and each
+a change wakes nobody by itself: all that is changed in one turn of the event loop is looked at once after it, and each
 wait says whether it is over (``until``). Only then its task runs on, which looks again, because another one may have
 been first.
 
@@ -38,7 +38,7 @@ class Changes:
             wait.look()
 
     async def until(self, due_in_s: Callable[[], float | None]) -> None:
-        """Return when ``due_in_s`` says 0. It is asked at once, behind each change, and after as many seconds as it
+        """Return when ``due_in_s`` says 0. It is asked at once, after each change, and after as many seconds as it
         says; None: after a change alone. Raises what it raises."""
         while due_in_s() != 0:
             wait = _Wait(asyncio.get_running_loop(), due_in_s)
@@ -55,7 +55,7 @@ class Changes:
         await self.until(lambda: 0 if condition() else None)
 
     async def next(self, timeout_s: float) -> None:
-        """Return behind the next change, or after ``timeout_s``."""
+        """Return after the next change, or after ``timeout_s``."""
         loop = asyncio.get_running_loop()
         deadline_s, before = loop.time() + timeout_s, self._n_changes
 

@@ -1,4 +1,4 @@
-"""What the commit sequencer does: it waits for buffers, releases in commit order, confirms behind the sink.
+"""What the commit sequencer does: it waits for buffers, releases in commit order, confirms after the sink.
 
 An asyncio shell around ``pipeline.commits``. It takes the reader's entries in the order of their tickets. What an
 entry waits for (an awaitable of what its buffer returns) is awaited beside it, so buffers may finish in any order.
@@ -137,7 +137,7 @@ class CommitSequence:
             self._order, self._storage, policy, self._fetch, self._put, self._changed, self._threads
         )
         self._given_up = opened.given_up
-        # A commit that begins exactly at the confirmed position is not behind it.
+        # A commit that begins exactly at the confirmed position is not after it.
         self._watermark = taken_over.confirmed_lsn.before
         self._confirming = Confirming(
             self._order,
@@ -235,7 +235,7 @@ class CommitSequence:
             self._order.add_unit(ticket, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
             self._fill(ticket, undeliverable(cut.error))
             return
-        # The server decodes what commits at the confirmed position or behind it: this leaves out just the one.
+        # The server decodes what commits at the confirmed position or after it: this leaves out just the one.
         end = TransactionEnd(cut.xid, cut.lsn, Lsn(cut.lsn + 1), 0)
         self._add_transaction(ticket, end)
         self._fill(ticket, left_out(end))
@@ -367,7 +367,7 @@ class CommitSequence:
         self._tasks.raise_failure()
         self._check_loop(loop)
         if met := self._leaving_out.get(number):
-            # Before anything behind them can be confirmed.
+            # Before anything after them can be confirmed.
             await asyncio.to_thread(self._storage.note_left_out, met)
             self._check_loop(loop)
             self._left_out += [(each.xid, each.commit_lsn) for each in self._leaving_out.pop(number)]
@@ -443,7 +443,7 @@ class CommitSequence:
             return
         error = self._order.undeliverable if self._has_sink else self._order.unwritable
         confirming = self._confirming
-        # Behind a damaged file the journal may grow on.
+        # After a damaged file the journal may grow on.
         is_recorded = bool(self._order.journal) and confirming.delivered_lsn >= self._order.delivered_lsn
         if error is not None and ((self._has_sink and is_recorded) or confirming.is_all_told):
             raise error

@@ -114,7 +114,7 @@ class Confirming:
 
     @property
     def is_parking_recorded(self) -> bool:
-        """Whether what was parked is durable, so that what comes behind it may be released."""
+        """Whether what was parked is durable, so that what comes after it may be released."""
         return self._told.parking_version == self._order.parking.version
 
     @property

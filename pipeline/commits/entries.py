@@ -81,7 +81,7 @@ class Entry:
 
     @property
     def is_stuck_behind(self) -> bool:
-        """Whether its content ends before the unit does: nothing behind it is ever released."""
+        """Whether its content ends before the unit does: nothing after it is ever released."""
         return self.content is not None and self.content.undeliverable is not None
 
     @property

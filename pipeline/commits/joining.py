@@ -4,7 +4,7 @@ A unit has a price beside its rows: its objects here, an object in Ray's store a
 (``UNIT_BYTES``). A trickle of commits makes a unit of each of them. While the sink keeps up nobody notices. Where it
 does not, an hour of 200 commits a second would take 11 GB for 200 MB of rows. So when many units wait, those that are
 neighbours and small are made one. A joined unit has the transactions, rows and messages of all of them, in the same
-order. It is a unit like that of a block of many small transactions, and nobody behind the order can tell them apart.
+order. It is a unit like that of a block of many small transactions, and nobody after the order can tell them apart.
 
 ``CommitOrder.to_join`` gives a *run* of units, ``commits.joined_units`` makes their content one, and
 ``CommitOrder.joined`` puts the unit into their place. In between the order goes on: a run of which the sink or the

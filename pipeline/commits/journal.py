@@ -7,12 +7,12 @@ loaded again. Only as much as a batch or two needs is in memory (``horizon_bytes
 of its units are done. It is removed from the storage only when a record without it is durable (``take_removed``).
 
     file:  written -> [in memory -> unloaded ->] loading -> loaded -> delivered -> removed
-                        (or, any time before that) absorbed by the file behind it -> removed
+                        (or, any time before that) absorbed by the file after it -> removed
 
 The last files may be absorbed by the next one (``journal_merging``), as long as the sink has nothing of them. What they
 name belongs to that one then.
 
-A file that cannot be read is *damaged*. It keeps its place: everything before it is released, nothing behind it. But if
+A file that cannot be read is *damaged*. It keeps its place: everything before it is released, nothing after it. But if
 it ends before a commit that the sink holds, the sink holds all of it, and it leaves as one that is delivered: the
 storage was restored to an older state than the sink, perhaps.
 
@@ -223,7 +223,7 @@ class Journal:
     # -- files come and go -----------------------------------------------------------------------------
 
     def append(self, file: JournalFile, entries: list[Entry], absorbed: Sequence[JournalFile] = ()) -> None:
-        """``file`` is durable, and has ``entries``, which are the order's no more: behind the units of ``absorbed``,
+        """``file`` is durable, and has ``entries``, which are the order's no more: after the units of ``absorbed``,
         for which ``still_last`` is true."""
         if absorbed:
             # Its units are others than these entries.
@@ -386,7 +386,7 @@ def _n_undelivered(held: _HeldFile) -> int:
 
 def _n_delivered(units: Sequence[tuple[UnitEnd, Sealed]], delivered_lsn: Lsn) -> int:
     """How many of them, from the first one on, the sink holds. Messages outside of transactions have no LSN: they are
-    delivered if a unit behind them is."""
+    delivered if a unit after them is."""
     n = 0
     for i, (end, _) in enumerate(units):
         if end.end_lsn and end.end_lsn <= delivered_lsn:

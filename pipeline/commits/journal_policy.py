@@ -1,6 +1,6 @@
 """When committed transactions are written to the journal: where they wait for the sink too long, or are too many.
 
-While the sink keeps up nothing is due. Once the journal has something, what comes behind it is written when it has
+While the sink keeps up nothing is due. Once the journal has something, what comes after it is written when it has
 waited as long, or when the server keeps much WAL for it: 5 s of a load may be hundreds of megabytes. At the end of a
 run all that is ready is due, because nobody is going to release it. Where there is no sink nothing is waited for but a
 moment, which gathers small transactions in one file, and longer where one file follows the other.
@@ -20,7 +20,7 @@ PACE_S: Final = 1.0
 """Without a sink, between the beginnings of two files: a store charges for each, and for a record of each."""
 
 BEHIND_WAL_BYTES: Final = 16 << 20
-"""Behind a journal that has begun. A fourth of what the server is to keep at most: it goes on while we write."""
+"""After a journal that has begun. A fourth of what the server is to keep at most: it goes on while we write."""
 
 
 @dataclass(frozen=True)

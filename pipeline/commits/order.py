@@ -1,4 +1,4 @@
-"""The order of commits, and the positions behind which everything is safe.
+"""The order of commits, and the positions after which everything is safe.
 
 One queue of entries in the order the server sent them (``entries``). A *unit* (a transaction, or a plain block of many)
 must be filled by its buffer, taken by the sink and reported done. A *hold* must be resolved (a PREPARE whose content
@@ -19,7 +19,7 @@ Where many small units wait, neighbours become one (``joining``). It has the las
 missing in the queue is one that was joined. Positions that are neighbours are one entry, too.
 
 If a unit has a transaction that cannot be delivered, it becomes STUCK instead of DONE, as soon as the transactions
-before that one are done. Nothing behind it is ever released, and neither it nor what is behind it is written to the
+before that one are done. Nothing after it is ever released, and neither it nor what is behind it is written to the
 journal. When it is the head of all, everything that committed before it is done, and ``undeliverable`` is its error.
 
 An example. Three transactions of 1,000 rows commit at 0/100, 0/200 and 0/300, and a keepalive says that the WAL ends
@@ -29,7 +29,7 @@ at 0/380; ``batch_rows`` is 1,500::
     0       unit, ends 0/108   its buffer is slow: WAITING                      0/0
     1       unit, ends 0/208   filled: READY, but ticket 0 is in front of it    0/0
     2       unit, ends 0/308   filled: READY                                    0/0
-    3       position 0/380     DONE by itself, but behind three units           0/0
+    3       position 0/380     DONE by itself, but after three units           0/0
             ticket 0 is filled; next_batch() is batch 0 with ticket 0 alone,
             because two units are more than 1,500 rows                          0/0
             next_batch() is batch 1 with ticket 1                               0/0
@@ -312,7 +312,7 @@ class CommitOrder:
         return entries
 
     def written(self, file: JournalFile, entries: list[Entry], absorbed: Sequence[JournalFile] = ()) -> bool:
-        """``file`` is durable, with ``entries`` behind what ``absorbed`` had. What the sink has taken of ``entries`` by
+        """``file`` is durable, with ``entries`` after what ``absorbed`` had. What the sink has taken of ``entries`` by
         now stays with the sink. False, and nothing has changed, where it has taken something of ``absorbed``: then the
         file is of no use, and ``entries`` are to be written again."""
         self._writing = []

@@ -3,16 +3,16 @@
 ``CommitOrder`` gives every unit to ``settle`` as soon as its content and that of all units before it is there, so
 before any of it is released or written to the journal. What a unit's buffer found begins a park; what a park covers is
 taken out of the unit. So the same stream is parked at the same commits, however it is cut into units: within a unit
-the buffer has cut the table at the transaction itself, and the units behind it are behind it as a whole.
+the buffer has cut the table at the transaction itself, and the units after it are behind it as a whole.
 
 ``tables`` is for the record: each with the count that belongs to the confirmed position, so that what the server sends
-again is not counted twice. A new park must be recorded before a unit behind it is released (``version``): else a run
+again is not counted twice. A new park must be recorded before a unit after it is released (``version``): else a run
 that comes later, with a decoder that takes the change, would go on as if nothing were missing.
 
 A table is resumed when an epoch begins (``pipeline.parked.resumed``), and never here: at no other time is it known that
 no unit will be cut anew across the place. The server may send again what commits before that place, after a crash: a
 unit that lies wholly before it parks nothing, and still has no row of the table. A unit across it may lack rows from
-behind it, so it parks the table again.
+after it, so it parks the table again.
 
 Plain Python for one thread, ``order``'s.
 """

@@ -2,7 +2,7 @@
 
 Whoever confirms does not wait for it: an object store takes some requests for each object, and a sink that has caught
 up leaves thousands of them at once. A crash in between loses nothing: the next epoch removes what its record does not
-name. Files are given here only behind a record without them.
+name. Files are given here only after a record without them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ for nobody (``pipeline.storage.progress``).
 
 A run may stand still at any place (a stopped process, a moved machine, a hanging disk), and lose the slot meanwhile. So
 whatever removes something has three steps: list what there is, look whether the slot is still ours, remove by name what
-was listed. The rightful run writes behind its claim. So either the list does not have what it writes, or the look finds
+was listed. The rightful run writes after its claim. So either the list does not have what it writes, or the look finds
 the claim. And it needs nothing of what was listed for removal: neither the record that it read names it, nor a
 manifest.
 
@@ -225,7 +225,7 @@ class SlotStorage:
         absorbed: Sequence[JournalFile] = (),
         most_rows: int = 0,
     ) -> JournalFile | StorageFault:
-        """Make them durable as a file, behind the units of ``absorbed``, the files that come directly before them. It
+        """Make them durable as a file, after the units of ``absorbed``, the files that come directly before them. It
         is no part of the journal before ``record`` names it. Small units are joined there, up to ``most_rows``.
 
         Returns why it could not be written, where it may be written again; there is no such file then. Raises
@@ -400,7 +400,7 @@ class SlotStorage:
         try:
             verify_prepared(self._storage, prepared)
         except SegmentCorrupt as error:
-            # Whoever has taken the slot over has cleaned up behind this run.
+            # Whoever has taken the slot over has cleaned up after this run.
             self._check_owner()
             epochs = {self._layout.parse_segment_key(key).epoch for key in prepared.stored_keys()}
             if self._layout.epoch in epochs:
@@ -421,7 +421,7 @@ class SlotStorage:
             return None
         check_positions(slot, record.confirmed_lsn, confirmed_lsn, self._opened.target_lsn)
         if record.journal and record.confirmed_lsn > max(confirmed_lsn, self._opened.start_lsn):
-            # What the journal has would come again, behind what is newer.
+            # What the journal has would come again, after what is newer.
             raise ComponentLost(
                 f"an earlier run recorded {record.confirmed_lsn} after this one had asked the server for what follows "
                 f"{max(confirmed_lsn, self._opened.start_lsn)}"

@@ -53,7 +53,7 @@ def _is_null(payload, p, end):
 def _elements(payload, p, end, write, out, o, starts, lengths, e):
     """Walk one array. With ``write``, put its elements into out from o on, and their positions and lengths from e on.
 
-    Returns (count or a code, the position in out behind the elements).
+    Returns (count or a code, the position in out after the elements).
     """
     if end - p < 2:
         return _BAD, o

@@ -112,7 +112,7 @@ def _copy(typing_context, target, source, n_bytes):
     nogil=True,
 )
 def _gather(payload, start, length, offsets, out):
-    """Copy the values one behind the other; returns the OR of all their bytes (below 128: all ASCII)."""
+    """Copy the values one after the other; returns the OR of all their bytes (below 128: all ASCII)."""
     o = np.int64(0)
     offsets[0] = 0
     for i in range(len(start)):

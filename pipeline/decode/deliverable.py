@@ -1,7 +1,7 @@
 """The part of a plain block that can be delivered: all before its first bad transaction, except what was given up.
 
 A plain block holds many transactions, all of them committed. One that cannot be delivered must not hold back those
-before it, and nothing behind it may be released. So the block is cut off there, and the error takes its place in the
+before it, and nothing after it may be released. So the block is cut off there, and the error takes its place in the
 order of commits (``exchange.Undeliverable``).
 
 Where tables are parked (``pipeline.parked``) not the block is cut off, but the table: its rows from its first bad

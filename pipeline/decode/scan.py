@@ -131,7 +131,7 @@ def _find(relids, relid):
 
 @njit
 def _walk(payload, p, end, n_columns, error):
-    """Pass over one TupleData from its column count on. Returns the position behind it, or a code."""
+    """Pass over one TupleData from its column count on. Returns the position after it, or a code."""
     if p + 2 > end:
         return codes.MALFORMED
     n = (np.int64(payload[p]) << 8) | np.int64(payload[p + 1])
@@ -184,7 +184,7 @@ def _truncate(
     n_rows, own, first_row_ordinal, m, error,
 ):
     # fmt: on
-    """A row for each relation of T; the place behind them or a code, and the number of rows."""
+    """A row for each relation of T; the place after them or a code, and the number of rows."""
     if p + 5 > end:
         return codes.MALFORMED, n_rows
     n = _be32(payload, p)
@@ -208,7 +208,7 @@ def _truncate(
 
 @njit
 def _logical(payload, p, end, inside, logical, n_logical, owner, m, error):
-    """M behind its xid; the place behind it, or a code. ``inside``: it comes within a transaction."""
+    """M after its xid; the place after it, or a code. ``inside``: it comes within a transaction."""
     if p + 9 > end:
         return codes.MALFORMED
     flags = np.int64(payload[p])
@@ -238,7 +238,7 @@ def _logical(payload, p, end, inside, logical, n_logical, owner, m, error):
 
 @njit
 def _begin(payload, p, end, transactions, n_transactions):
-    """B; the place behind it, or a code."""
+    """B; the place after it, or a code."""
     if p + 20 != end:
         return codes.MALFORMED
     if n_transactions >= len(transactions):
@@ -252,7 +252,7 @@ def _begin(payload, p, end, transactions, n_transactions):
 
 @njit
 def _commit(payload, p, end, transactions, own, error):
-    """C of the transaction ``own``; the place behind it, or a code."""
+    """C of the transaction ``own``; the place after it, or a code."""
     if p + 25 != end:
         return codes.MALFORMED
     error[codes.ERROR_DETAIL] = payload[p]
@@ -267,7 +267,7 @@ def _commit(payload, p, end, transactions, own, error):
 
 @njit
 def _origin(payload, p, end, transactions, own):
-    """O of the transaction ``own``; the place behind it, or a code."""
+    """O of the transaction ``own``; the place after it, or a code."""
     zero = _terminator(payload, p + 8, end)
     if zero < 0:
         return codes.MALFORMED

@@ -53,7 +53,7 @@ def _power_of_ten(n):
 
 @njit
 def _scaled(payload, p, n_digits, weight, scale):
-    """The digits behind ``p`` as a number of units of 10 ** -scale: low and high half, and whether that is exact."""
+    """The digits after ``p`` as a number of units of 10 ** -scale: low and high half, and whether that is exact."""
     last = -(scale // 4)  # the weight of the last digit that counts whole
     rest = scale % 4
     l0 = l1 = l2 = l3 = np.int64(0)
@@ -133,7 +133,7 @@ _SPECIALS: Final = np.frombuffer(b"NaNInfinity-Infinity", np.uint8)
 
 @njit
 def _special(sign):
-    """Where the text of a numeric that is no number stands in _SPECIALS, and behind it; nowhere for another sign."""
+    """Where the text of a numeric that is no number stands in _SPECIALS, and after it; nowhere for another sign."""
     if sign == 0xC000:
         return 0, 3
     if sign == 0xD000:
@@ -157,7 +157,7 @@ def _write_digits(number, skip, until, out, o):
 
 @njit
 def _write_numeric(payload, p, n_digits, weight, scale, out, o):
-    """Write a number without its sign, as ``get_str_from_var`` does; returns the place behind it."""
+    """Write a number without its sign, as ``get_str_from_var`` does; returns the place after it."""
     first = _two_bytes(payload, p) if n_digits > 0 else np.int64(0)
     if weight < 0 or first == 0:
         out[o] = 48
@@ -170,7 +170,7 @@ def _write_numeric(payload, p, n_digits, weight, scale, out, o):
     if scale > 0:
         out[o] = 46
         o += 1
-        j = weight + 1  # of the first four decimal digits behind the point
+        j = weight + 1  # of the first four decimal digits after the point
         for _ in range(0, scale, 4):
             digit = _two_bytes(payload, p + 2 * j) if 0 <= j < n_digits else np.int64(0)
             o = _write_digits(digit, 0, min(4, scale), out, o)
@@ -208,7 +208,7 @@ def _measure_numerics(payload, start, length, sizes):
 
 @njit(types.int64(_U8R, _I32, _I32, types.int32[::1], types.uint8[::1]), cache=True, nogil=True)
 def _write_numerics(payload, start, length, offsets, out):
-    """Write the texts of values that were measured, one behind the other. Returns their bytes."""
+    """Write the texts of values that were measured, one after the other. Returns their bytes."""
     o = np.int64(0)
     offsets[0] = 0
     for i in range(len(start)):

@@ -72,7 +72,7 @@ _INTEGERS: Final[dict[str, Callable[..., int]]] = {
 
 @njit(types.int64(_U8R, _I32, _I32, types.int32[::1], types.uint8[::1]), cache=True, nogil=True)
 def _uuids(payload, start, length, offsets, out):
-    """Write the 36 characters of each value one behind the other. Returns the first bad row, or -1."""
+    """Write the 36 characters of each value one after the other. Returns the first bad row, or -1."""
     o = np.int64(0)
     offsets[0] = 0
     for i in range(len(start)):

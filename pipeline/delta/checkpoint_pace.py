@@ -1,6 +1,6 @@
 """When a table gets a checkpoint: with every hundredth commit, as deltalake has it, and in a folder in between.
 
-In a folder deltalake lists the log behind the last checkpoint for each commit, and once more for the snapshot with it,
+In a folder deltalake lists the log after the last checkpoint for each commit, and once more for the snapshot with it,
 and asks for each file there. With a hundred commits that takes ten times as long as the rest of a commit (measured:
 4 ms of CPU time grow to 33). An object store lists them in one request: there this gains nothing.
 

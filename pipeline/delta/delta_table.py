@@ -15,7 +15,7 @@ next one shows that nothing is left to write.
 A commit to a local table, with all that it needs, is on disk when the call that made it returns, and one that a
 dead process made is when the table is opened (``durable_log``): its watermark says that rows may be confirmed.
 
-The log gets its checkpoints here, behind a commit, and in a folder more than deltalake would write where they spare
+The log gets its checkpoints here, after a commit, and in a folder more than deltalake would write where they spare
 more than they cost (``checkpoint_pace``). One that fails fails no commit, which was made: it is told, and tried again
 some commits later. Without a checkpoint the log is longer, and nothing else.
 
@@ -271,7 +271,7 @@ class DeltaTableWriter:
     ) -> None:
         """Append ``files`` and move the watermarks ``versions`` (application id -> commit LSN), atomically.
 
-        Small files may be replaced by one with the same rows, in a commit behind this one, if the caller ``merges``:
+        Small files may be replaced by one with the same rows, in a commit after this one, if the caller ``merges``:
         then commits of others that began before are refused.
 
         ``marks`` are versions that may also stay as they are. ``removed`` are paths of files whose rows are in
@@ -409,7 +409,7 @@ class DeltaTableWriter:
         self._table.create_checkpoint()
 
     def _keep_log_short(self, ours: int) -> None:
-        """Behind a commit of ours, which made the version ``ours``. What fails here is told, and tried again: the
+        """After a commit of ours, which made the version ``ours``. What fails here is told, and tried again: the
         commit stands."""
         if self.version != ours:
             return

@@ -1,4 +1,4 @@
-"""The commits of a local Delta table's log, on the disk: what is confirmed behind a commit may not be in a cache alone.
+"""The commits of a local Delta table's log, on the disk: what is confirmed after a commit may not be in a cache alone.
 
 deltalake writes a commit and does not flush it. So whoever has committed flushes it, with its checkpoint and all that
 others have committed before it, ahead of saying that the commit is made. A run that died between the two has left at

@@ -10,7 +10,7 @@
 - A file that *is none of ours* by its name is somebody's copy. It is told, and left.
 - A file that cannot be read is being written, or was left half written. Nobody knows what is in it, so it counts.
 
-What was in work while the table was erased from may write its file behind that, and then nobody can name it.
+What was in work while the table was erased from may write its file after that, and then nobody can name it.
 ``in_work`` finds it, without the keys: no batch has such old LSNs any more.
 
 The ages of removed files are Delta's, by the wall clock. Any process may call this, at any time.

@@ -10,7 +10,7 @@
   beginning has read rows that are gone, and begins anew (``pipeline.mirror.erased_base``).
 - What has no file any more, a follower of the table may miss without harm, up to that LSN (``spark_source``).
 
-A fold (``changelog.log_fold``) stands behind the commits that it has the rows of. So where it lies behind the LSN that
+A fold (``changelog.log_fold``) stands after the commits that it has the rows of. So where it lies after the LSN that
 an erasure goes on with, its rows of the keys are erased all the same: nothing tells which of them came later.
 
 **A row that changed its key.** The row under the other key is not erased, and must stay exact. An old row whose new one
@@ -78,7 +78,7 @@ Place = tuple[int, int]
 @dataclass(frozen=True)
 class Erased:
     """What an erasure did to one table. ``n_rows`` went, from ``n_files`` files. ``n_behind`` rows of the keys lie
-    behind the LSN, and stay. ``n_changed``: rows of other keys that stand for themselves now. ``version``: Delta's."""
+    after the LSN, and stay. ``n_changed``: rows of other keys that stand for themselves now. ``version``: Delta's."""
 
     n_rows: int
     n_files: int
@@ -88,7 +88,7 @@ class Erased:
 
 
 class _Hit(NamedTuple):
-    """A row with one of the keys. ``place``: None behind the LSN."""
+    """A row with one of the keys. ``place``: None after the LSN."""
 
     place: Place
     kind: str

@@ -1,18 +1,18 @@
 """Delta tables in an object store that are asked again and again, at a few requests each time.
 
 Who opens a table reads its log from the last checkpoint on, commit by commit: up to a hundred, each of them twice. Here
-the handle is kept, and reads what came behind it: a listing, the hint of a checkpoint, and each new commit.
+the handle is kept, and reads what came after it: a listing, the hint of a checkpoint, and each new commit.
 
 Another table may stand in the place by then: somebody has removed it, its versions are counted from 0 again, and may
 have come further than before. deltalake does not notice, and would take the one log for the other's continuation. So
-behind each look the commit of the version that was known is read again. It must be what it was (it names files and
-moments that no other commit does), or the table is opened anew. Behind, because the place may change its table between
+after each look the commit of the version that was known is read again. It must be what it was (it names files and
+moments that no other commit does), or the table is opened anew. After, because the place may change its table between
 the two. So a look that finds nothing is four requests.
 
 The versions of application transactions are remembered with it (``table_handle``).
 
 What is kept is one handle on the newest version, which goes on with the next look. So it is for whoever looks, acts and
-looks again. After an error ``forget`` lets all handles go: a handle behind a failed commit is of no further use. In a
+looks again. After an error ``forget`` lets all handles go: a handle after a failed commit is of no further use. In a
 folder each look opens the table: that costs no request, and the log on the disk is what there is.
 
 Called by the mirror, and for it by ``changelog.log_root`` and ``changelog.manifest``. deltalake only. Safe from any

@@ -25,7 +25,7 @@ minutes later; 3,000, 4,000 and 5,000 are due when an hour is over, once. The lo
 deltalake's checkpoints, and is shortened as of the earlier one, whatever checkpoints there are behind it: a reader that
 listed it before the checkpoint of version 199 still reads the commits that this replaces.
 
-Rejected: deltalake's own way, a look for old commits behind every hundredth one: 20,000 that had come together held up
+Rejected: deltalake's own way, a look for old commits after every hundredth one: 20,000 that had come together held up
 one commit for 6.4 s. Its ``vacuum`` removes files in a store, and makes two commits of its own for that. In a folder it
 is only asked what it would remove: it leaves empty folders, and cannot be stopped halfway.
 

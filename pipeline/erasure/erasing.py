@@ -33,7 +33,7 @@ erasure is finished when nothing of all this is there. Files that were replaced 
 reader is at work (``at_once``).
 
 **States that stay.** Where the log is not cut, a state that came from an older version of the base table is folded from
-the log then. Where it is cut behind such a version (``log_retention``), the version is all that there is of the rows
+the log then. Where it is cut after such a version (``log_retention``), the version is all that there is of the rows
 before. So ahead of step 2 its state, without the rows, is written into the log (``kept_states``), and every state that
 the log answered it answers still. Where that cannot be, ``tell`` says from where on states can be read.
 

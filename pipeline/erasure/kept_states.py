@@ -1,11 +1,11 @@
 """The states that an erasure would take from a log that is cut, kept as a fold of the log without the rows.
 
 Where ``log_retention`` has cut a log, its oldest states come from a start that is still there: a snapshot, a fold, or
-an older version of the base table, and the changes behind it. An erasure takes such versions back, for they have the
+an older version of the base table, and the changes after it. An erasure takes such versions back, for they have the
 rows (``mirror.erased_base``). All states from there up to the next start would go with the oldest one, for all keys.
 
 So before anything is erased the oldest version that the log relies on is written into the log, as a fold
-(``changelog.log_fold``), and the rows of the keys are left out on the way. Every change behind it is in the log. So it
+(``changelog.log_fold``), and the rows of the keys are left out on the way. Every change after it is in the log. So it
 answers what that version answered, and what all later ones did. It needs no Spark: a version *is* a state, and is read
 piece by piece.
 
@@ -13,7 +13,7 @@ piece by piece.
   lies at the cut, ahead of every base table that is usable. So there is nothing to take the place of.
 - The commit carries the table's cut and its count of erasures as they were when the version was chosen. So Delta
   refuses it beside a cut or another erasure, and everything is looked at again. The sink's commits pass.
-- A crash ahead of the commit leaves files without a name, which go like those of a failed snapshot. A crash behind it
+- A crash ahead of the commit leaves files without a name, which go like those of a failed snapshot. A crash after it
   leaves a log with one start more, and the next time there is nothing to do here.
 - What the next erasure takes it takes from the fold, too, which stands in the log as a snapshot does. And the log's
   retention removes it when it cuts further.
@@ -101,7 +101,7 @@ def keep_states(
     try:
         for _ in range(ATTEMPTS):
             writer = DeltaTableWriter.open(location, label)
-            # Behind the table: a snapshot's line that is read is of rows that the table has.
+            # After the table: a snapshot's line that is read is of rows that the table has.
             generations = log.generations().get(label, [])
             start = None if writer is None else _relied_on(log, label, writer, generations)
             if writer is None or start is None:

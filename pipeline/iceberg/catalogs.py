@@ -8,7 +8,7 @@ CATALOG is one of two things:
 - *The name of a catalog* that pyiceberg's own configuration has (``.pyiceberg.yaml``, or ``PYICEBERG_CATALOG__NAME__…``
   in the environment). Whatever is secret about it stays there: the setting, which is shown and logged, has none of it.
 
-The part behind the last slash is the namespace. Dots divide its levels, as pyiceberg has it.
+The part after the last slash is the namespace. Dots divide its levels, as pyiceberg has it.
 
 Who only looks at a catalog makes nothing: no file of SQLite, and no table in a database.
 
@@ -54,7 +54,7 @@ class IcebergPlace:
 
     @classmethod
     def parse(cls, argument: str) -> IcebergPlace:
-        """From what the setting has behind ``iceberg:``. Raises ConfigError, also where pyiceberg is not installed."""
+        """From what the setting has after ``iceberg:``. Raises ConfigError, also where pyiceberg is not installed."""
         if importlib.util.find_spec("pyiceberg") is None:
             raise ConfigError("an Iceberg sink needs pyiceberg, which is not installed", remedy=INSTALL)
         catalog, slash, namespace = argument.rpartition("/")

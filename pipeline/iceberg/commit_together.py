@@ -12,7 +12,7 @@ all manifests are removed, all tables are read again, and where everybody's chan
 Where the outcome is not known (5xx, a lost connection) nothing is removed, and the run reads from the watermarks what
 has happened.
 
-Small files are merged behind it, in commits of one table each: these bring no row.
+Small files are merged after it, in commits of one table each: these bring no row.
 
 The answer has no content: what the catalog made of it is read again, a few tables at a time. Nobody waits for that who
 reads the tables.
@@ -120,7 +120,7 @@ class _Together:
             table.merge_behind(each.files, each.lsn_column)
 
     def _send(self, tables: Sequence[IcebergTable], staged: Sequence[StagedCommit]) -> None:
-        """Once, or again behind a new token. Raises CommitFailedException where nothing of it was done, and what
+        """Once, or again after a new token. Raises CommitFailedException where nothing of it was done, and what
         ``requests`` and pyiceberg raise."""
         changes = [
             CommitTableRequest(

@@ -9,9 +9,9 @@ What ``log_table`` promises of every format is kept here so:
 - *Read, then commit.* Each commit makes a snapshot, even one without files, and requires that the table's main branch
   is still at the snapshot that the watermarks were read from. So nobody else has come in between.
 - *A lost race.* The table is loaded again. If watermarks and columns are what they were, the winner was harmless (a
-  compaction, a user's property): the same files are committed behind it. If not, ``SnapshotOutdated`` is raised.
+  compaction, a user's property): the same files are committed after it. If not, ``SnapshotOutdated`` is raised.
 
-pyiceberg (0.12) would repeat an append by itself, on whatever snapshot it then finds, and so behind a run that has
+pyiceberg (0.12) would repeat an append by itself, on whatever snapshot it then finds, and so after a run that has
 taken over. So ``Transaction`` only gathers a commit here, and ``Table._do_commit`` sends it once. Manifests of a
 commit that has lost are removed, and so is its metadata; where the outcome is unknown nothing is.
 
@@ -22,7 +22,7 @@ table's name mapping (``schema.name-mapping.default``), which pyiceberg renews w
 *Which column takes which.* The property ``xidstream.columns`` says of each field id which column of the source it has.
 So a column that a user renames in Iceberg stays the one that its source fills.
 
-*Small files* are merged behind a commit, in another one (``merging``).
+*Small files* are merged after a commit, in another one (``merging``).
 
 *Old snapshots* are expired by the commits themselves, some dozens at a time: a commit writes the table's metadata
 anew, and that has all snapshots in it. Manifests are merged by ``merge_append``. What no snapshot names then is
@@ -95,7 +95,7 @@ MANIFEST_BYTES: Final = 1 << 20
 """A merge writes each manifest below this size anew, with some thousand files in it. Iceberg's own 8 MiB would be
 seconds of CPU in one commit of ours."""
 ATTEMPTS: Final = 8
-"""Commits behind others that were harmless. A compaction is one commit; who commits all the time is no compaction."""
+"""Commits after others that were harmless. A compaction is one commit; who commits all the time is no compaction."""
 _KEEP: Final = "history.expire.min-snapshots-to-keep"
 _KEEP_MS: Final = "history.expire.max-snapshot-age-ms"
 _FIRST: Final = 1
@@ -134,7 +134,7 @@ class IcebergTable:
     newest: Newest | None = None
     """For a table to which several handles of this process commit."""
     merging: Merging | None = None
-    """Merges small files behind commits, for a table of the sink."""
+    """Merges small files after commits, for a table of the sink."""
 
     def __init__(
         self, table: Table, location: Location, label: str, ranged: Collection[str] = ("_commit_lsn",)
@@ -292,7 +292,7 @@ class IcebergTable:
         merges: bool = True,
         removed: Sequence[str] = (),
     ) -> None:
-        """``LogTable.commit``. Manifests are merged in the same commit, and small files behind it.
+        """``LogTable.commit``. Manifests are merged in the same commit, and small files after it.
 
         ``removed`` are paths of files, below ``location``, whose rows are in ``files``, or are to go. Such a commit is
         tried once: SnapshotOutdated is raised, too, where one of them is not in the snapshot, and where anybody else
@@ -315,7 +315,7 @@ class IcebergTable:
             self.merge_behind(files, lsn_column)
 
     def merge_behind(self, added: Sequence[WrittenFile], lsn_column: str) -> None:
-        """Merge small files, if there are many behind a commit that added these. Raises what a commit raises whose
+        """Merge small files, if there are many after a commit that added these. Raises what a commit raises whose
         outcome is not known."""
         if self.merging is not None and added:
             self.merging.follow(self, added, lsn_column)

@@ -3,7 +3,7 @@
 A source's table ``public.orders`` is the table ``public__orders`` of the namespace, so that nobody needs quotes for it
 in SQL. Names that have other characters than letters, digits, ``_`` and ``-`` are encoded as in the directories of
 Delta tables (``locations``), and an underscore is encoded where it could be taken for one of the two between schema
-and table: at an end, and behind another.
+and table: at an end, and after another.
 """
 
 from __future__ import annotations

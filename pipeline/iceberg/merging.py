@@ -1,6 +1,6 @@
-"""Small files of an Iceberg table become one, behind the commits, as ``log_tables.small_files`` says.
+"""Small files of an Iceberg table become one, after the commits, as ``log_tables.small_files`` says.
 
-A batch a second leaves 86,400 files a day in a table, and readers open every one. So behind a commit that has made many
+A batch a second leaves 86,400 files a day in a table, and readers open every one. So after a commit that has made many
 of one size, the same thread writes one file with their rows, and a commit of its own puts it in their place
 (``IcebergTable.replace``). Its snapshot is a *replace*: Iceberg's word for a change of files without a change of rows,
 which readers of increments pass over.

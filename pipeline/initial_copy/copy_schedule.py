@@ -14,7 +14,7 @@ the whole table, what is in hand is given up, and the table begins anew when it 
 
 Small tables come first, so most tables are complete early. Those that need no wait for other writers come before all
 others, so that one open transaction does not keep the readers idle. At most ``n_readers`` tables are held at a time:
-each takes a connection, and keeps the server from cleaning up behind its snapshot.
+each takes a connection, and keeps the server from cleaning up after its snapshot.
 
 Plain state: no clock, no thread, no server. ``actors.snapshots`` executes the actions and reports what came of them.
 Rejected: to plan all ranges of all tables at the start. The snapshots of the last tables would be hours old.
@@ -245,7 +245,7 @@ class CopySchedule:
                 known.source, known.wait_for_writers = event.source, event.wait_for_writers
                 known.repair = event.repair
             elif known.repair not in (None, event.repair) and known.state is not TableState.COMMITTING:
-                # It is held anew at the next look: a release must not meet the hold that comes behind it.
+                # It is held anew at the next look: a release must not meet the hold that comes after it.
                 yield Release(relid, known.attempt)
                 del self.tables[relid]
             return

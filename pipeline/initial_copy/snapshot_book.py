@@ -8,7 +8,7 @@ snapshot is taken of a table as long as it is parked.
 
 What a survey proves (``pipeline.snapshot.proven``) it proves of the generations that it was compared with. So one that
 is being committed is compared as well, before its line is in the sink (``needs``); and one that begins after the
-comparison is compared with the survey that was taken behind its lock (``begin``).
+comparison is compared with the survey that was taken after its lock (``begin``).
 
 The storage is written before the sink, and read when a run begins. A generation that the storage knows, and of which
 the sink has no line, may have its rows in the table or not: the sink finds out (``SnapshotLog.commit`` without files).
@@ -135,7 +135,7 @@ class SnapshotBook:
         is_told: bool = True,
     ) -> Needs:
         """The needs of the tables that are published now, as a survey found them for which the WAL ended at
-        ``surveyed_lsn``. ``end_lsn``: where it ended behind the survey; 0/0 where the tables were as they are before
+        ``surveyed_lsn``. ``end_lsn``: where it ended after the survey; 0/0 where the tables were as they are before
         it. ``is_told``: whether every ALTER TABLE since the survey before has left a message."""
         with self._comparing:
             return self._needs(sources, list(lines), surveyed_lsn, end_lsn or surveyed_lsn, is_told)
@@ -197,7 +197,7 @@ class SnapshotBook:
                 # backend holds ROW EXCLUSIVE until others see the commit, so it is found among the writers. (One from
                 # before the slot: ``may_lack``.)
                 # And where the table had a snapshot before: the publication may have been changed since, and who wrote
-                # before that, and commits behind the new snapshot, did so under the former columns and operations.
+                # before that, and commits after the new snapshot, did so under the former columns and operations.
                 is_lacking = any(each.concerns(relid) for each in parked)
                 waits = not was_published or is_lacking or relid in known
                 wanted.append(Wanted(source, waits, repair))
@@ -272,7 +272,7 @@ class SnapshotBook:
         where: KeyFilter | None = None,
     ) -> Generation | None:
         """Record what is about to be committed. Returns the table's new generation; None where the last survey, taken
-        behind the snapshot's lock, found the table otherwise: take it anew.
+        after the snapshot's lock, found the table otherwise: take it anew.
 
         ``last_number``: of the last one of the table's name that the sink knows (``SnapshotTarget``). ``where``: the
         rows that were read, of a repair.

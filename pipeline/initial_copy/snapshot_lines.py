@@ -72,7 +72,7 @@ class SnapshotLines:
         """Whether the sink's log is whole up to ``valid_from``.
 
         The sink has every commit whose record ends at or below what is delivered. (What is confirmed beyond that is in
-        the journal alone.) The records before the first one behind the snapshots are all that there is to wait for: an
+        the journal alone.) The records before the first one after the snapshots are all that there is to wait for: an
         idle server never writes that one.
         """
         return delivered_lsn >= self.valid_from.next_record.record_end

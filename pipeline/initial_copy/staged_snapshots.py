@@ -11,7 +11,7 @@ connector for stores. Rejected: to fetch them into a folder of the driver first,
 whole table, and be reached by all executors; to hand the rows over through Ray's object store, because they would have
 to fit into memory.
 
-The files are deleted when the function has had them. That it has, is recorded behind its return: after a crash in
+The files are deleted when the function has had them. That it has, is recorded after its return: after a crash in
 between it gets the table again, as it gets batches again. What a killed run leaves is removed by the next one
 (``clean``).
 

@@ -4,7 +4,7 @@ A snapshot may take longer than a user's vacuum keeps files that nobody names (a
 to name them asks whether all are there. An attempt that failed removes what it has written, else a table that fails
 late each time would fill the disk.
 
-Readers that were cancelled may still finish a file behind the removal. It is removed with the next attempt's failure,
+Readers that were cancelled may still finish a file after the removal. It is removed with the next attempt's failure,
 or by a vacuum.
 
 Called by the sinks' snapshot logs (``snapshot_log``, ``pipeline.initial_copy.staged_snapshots``), by ``upkeep`` and by

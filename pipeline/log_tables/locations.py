@@ -69,7 +69,7 @@ def cut_id(application_id: str) -> str:
 
 def fold_id(application_id: str) -> str:
     """The application transaction of a table that tells the LSN of the rows which a cut has left in the place of what
-    it removed; with more behind it (``pipeline.changelog.log_fold``)."""
+    it removed; with more after it (``pipeline.changelog.log_fold``)."""
     return f"{cut_id(application_id)}/fold"
 
 

@@ -22,7 +22,7 @@ depending on whether it was streamed.
 Rejected: fingerprints of the WAL, which would have to be read at each confirmation. Also rejected: the slot's own
 position, which may go back after an immediate stop.
 
-A root that has nothing of this slot may have the log of the same slot and database of *another server*: behind
+A root that has nothing of this slot may have the log of the same slot and database of *another server*: after
 ``pg_upgrade`` the system identifier is a new one. Its rows would come a second time, with the snapshots of the new
 server, and neither log could be told from the other. So such a root is refused (``check_server``). To take the old log
 over was rejected: what committed between its end and the upgrade is in no WAL any more, and nothing says that there
@@ -120,7 +120,7 @@ class Ownership:
         self, writer: LogTable, transactions: pa.Table, above: int = 0, prefix: str = ""
     ) -> None:
         """Check that the table has those of ``transactions`` (TRANSACTIONS_SCHEMA) that have rows, and lie above the
-        LSN ``above`` and not above the table's watermark. Its columns have the same names behind ``prefix``. Raises
+        LSN ``above`` and not above the table's watermark. Its columns have the same names after ``prefix``. Raises
         SinkDiverged."""
         watermark = writer.watermark(self._application_id)
         lsns = transactions["commit_lsn"]

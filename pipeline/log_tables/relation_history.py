@@ -25,7 +25,7 @@ Invariants:
 
 A layout may have no row: ALTER TABLE … ADD COLUMN, and then nothing for a week. A look at the catalog brings it
 (``SnapshotLog.lay_out``), with ``after`` as the last LSN that an earlier look has proven. What the stream brought
-behind that LSN gets an ``after``, too, because the change lies somewhere before its first row.
+after that LSN gets an ``after``, too, because the change lies somewhere before its first row.
 
 A snapshot stands at the end of the WAL while the stream may be far behind it. So a version may come to stand before one
 that is recorded already. If the two are equal, the later one goes.
@@ -57,7 +57,7 @@ VERSIONS: Final = "xidstream.versions"
 @dataclass(frozen=True)
 class VersionSince:
     """A relation version that has rows from ``since`` on. ``columns``: the table's columns for its own, in order;
-    what comes behind them (the contract's) does not matter. ``after``: from a look at the catalog, up to where the
+    what comes after them (the contract's) does not matter. ``after``: from a look at the catalog, up to where the
     layout is known that was before; None from the stream, and where ``since`` is the very change."""
 
     slot: str
@@ -129,7 +129,7 @@ def _add(entries: list[dict[str, Any]], new: dict[str, Any]) -> bool:
 
 
 def _mark(entries: list[dict[str, Any]], slot: str, after: int) -> bool:
-    """Have what the stream brought behind ``after`` say that its change lies somewhere before. Whether any did not."""
+    """Have what the stream brought after ``after`` say that its change lies somewhere before. Whether any did not."""
     ours = [entry for entry in entries if entry["slot"] == slot]
     is_new = False
     for before, entry in itertools.pairwise(ours):

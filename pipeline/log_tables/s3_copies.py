@@ -73,7 +73,7 @@ class S3Copies:
             config=Config(
                 # As pyarrow addresses a store of one's own.
                 s3={"addressing_style": "path" if endpoint else "auto"},
-                # A store of one's own may know no checksums behind the content.
+                # A store of one's own may know no checksums after the content.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
                 max_pool_connections=16,

@@ -22,7 +22,7 @@ A segment may hold the constants of another commit: a run filled it, failed, and
 COMMIT PREPARED stands elsewhere. Spark reads such a segment, and writes the file.
 
 A segment that is missing raises SegmentCorrupt, as when Spark reads it. The sink asks then whether a later run, which
-cleans up behind this one, has taken the slot over.
+cleans up after this one, has taken the slot over.
 
 Driver only, in threads: what takes the time is waiting for the disk or the store. Rejected: the same in a Spark job
 (its start takes longer than all the links), renaming (storage and cleaning would have to know what is gone),

@@ -3,7 +3,7 @@
 Readers write a snapshot's Parquet files straight into the directory of the table. Nobody names them before the
 table's snapshot is complete. Then one commit names them all, under an application id of their own (``<application
 id>/snapshot``, whose version is the generation's number): the slot's own watermark is above their place by then, and
-its rule would drop them. The line in ``_snapshots`` comes behind it, under an application id of the table's
+its rule would drop them. The line in ``_snapshots`` comes after it, under an application id of the table's
 (``<application id>/snapshot/<directory>``). So each of the two commits is made once, however often it is asked for. A
 fold takes no notice of rows that no line names.
 
@@ -90,7 +90,7 @@ class SnapshotLog:
         self._ended: list[Ended] = []
         """What DDL of the stream has ended since it was told last (``prove``)."""
         self._taken: set[str] = set()
-        # A generation's line comes before a park or DDL, which ends it, or behind, and then ends it itself.
+        # A generation's line comes before a park or DDL, which ends it, or after, and then ends it itself.
         self._parking = threading.Lock()
 
     def lines(self, makes: bool) -> list[GenerationLine]:
@@ -235,7 +235,7 @@ class SnapshotLog:
         self, found: Sequence[tuple[RelationVersion, Lsn]], witnessed: Witnessed | None = None
     ) -> None:
         """Have each table say that it has these columns from that LSN on, or from the DDL that made them where its
-        place is known. Behind what is proven, and before that, nobody knows them.
+        place is known. After what is proven, and before that, nobody knows them.
 
         Then ``_transactions`` says that all is whole up to there, and that tables have another layout. What is told
         already is not told again."""
@@ -265,7 +265,7 @@ class SnapshotLog:
         """Have ``_transactions`` say that all up to ``lsn`` is in the tables, though no transaction says so.
 
         Only for a position that the slot is confirmed to, and that no commit to come has. In a quiet database a
-        snapshot would be valid from behind the newest commit of the log, and nobody could read its table.
+        snapshot would be valid from after the newest commit of the log, and nobody could read its table.
         """
         self._marks.reach(lsn)
 
@@ -292,7 +292,7 @@ class SnapshotLog:
     def _stands_until(self, line: GenerationLine, proven: int, witnessed: Witnessed | None) -> int:
         with self._parking:
             if any(each.concerns(line.relid) for each in self._parked.values()):
-                return proven  # rows may be missing behind that
+                return proven  # rows may be missing after that
             return self._ddl.stands_until(proven, witnessed)
 
     def park(self, tables: Sequence[ParkedTable]) -> None:

@@ -3,7 +3,7 @@
 The oldest version is opened, and says which files it has. From there on each commit names what it adds and removes. So
 the files of the next version are those that an earlier one has, and those that commits in between added and did not
 remove again. What all versions need is the sum of these. It costs one table that is opened, and one small JSON file
-for each commit behind it, however many versions there are: 0.1 s of CPU time for 1,440 (a loaded machine).
+for each commit after it, however many versions there are: 0.1 s of CPU time for 1,440 (a loaded machine).
 
 Rejected: to open each version, which takes 5 to 32 ms. With a refresh a minute and a retention of 24 hours that was
 half a minute of CPU time for each table, after each refresh. Also rejected: to keep the files of all versions in memory
@@ -11,7 +11,7 @@ from one vacuum to the next. The process is the Spark driver's, the first vacuum
 command that refreshes once has no other.
 
 A vacuum removes commits that no kept version needs (``short_log``), and nothing else does (``KEEPS_ITS_LOG``). If
-another engine has done so all the same, the version behind the gap is opened, which a checkpoint allows.
+another engine has done so all the same, the version after the gap is opened, which a checkpoint allows.
 
 Called by ``pipeline.mirror.vacuum``.
 """
@@ -57,7 +57,7 @@ def _files_of(location: Location, version: int) -> set[str]:
 
 
 def _added_between(location: Location, before: int, version: int) -> set[str] | None:
-    """The files of ``version`` that came behind ``before``; None where a commit in between is not there any more."""
+    """The files of ``version`` that came after ``before``; None where a commit in between is not there any more."""
     paths: set[str] = set()
     for commit in range(before + 1, version + 1):
         try:

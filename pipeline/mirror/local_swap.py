@@ -12,7 +12,7 @@ group of its own.
 Spark does the same for larger refreshes (``pipeline.mirror.rewrite``), on all its executors. It takes a second or
 more to begin, and its Parquet writer is slower, so most refreshes are done here.
 
-Rejected: rows that are put in place instead of behind, which costs a second pass and gives readers nothing, since
+Rejected: rows that are put in place instead of after, which costs a second pass and gives readers nothing, since
 ranges are those of files.
 
 Plain pyarrow, no Spark. Called by ``pipeline.mirror.swap``.

@@ -159,7 +159,7 @@ def _ascends(values: npt.NDArray[Any]) -> bool:
 
 
 def _last_of_each(order: pa.Array, columns: Sequence[pa.Array]) -> pa.Array:
-    """``order`` (stable, by ``columns``) without the rows behind which another one with the same values comes.
+    """``order`` (stable, by ``columns``) without the rows after which another one with the same values comes.
 
     A null equals nothing.
     """

@@ -12,7 +12,7 @@ agree:
   tuple is not known, only each column's lowest value, which together are at or below it.
 
 ``plan_swap`` makes groups of files that are replaced together. A file that has grown beyond one and a half times the
-target is cut, by ranges, into files of about the target. Small neighbours are joined. New rows between files, or behind
+target is cut, by ranges, into files of about the target. Small neighbours are joined. New rows between files, or after
 the last one, become a file of their own, unless the file in front of them is small.
 
 An example. A base table has three files with keys 1 to 1,000, 1,001 to 2,000 and 2,001 to 3,000, and a target of 1,000

@@ -12,7 +12,7 @@ does them one after the other (``run``).
 For each table there is one of four answers, and ``what_to_do`` decides it:
 
 - *keep*: the log has nothing new of it. No commit; the manifest repeats the version.
-- *build*: there is no base yet, or it comes from an earlier snapshot. The fold of the snapshot and all behind it.
+- *build*: there is no base yet, or it comes from an earlier snapshot. The fold of the snapshot and all after it.
 - *rewrite*: the fold of the base and what is behind it, all files written anew. For tables without a key (a multiset:
   no range tells where a row is), after a TRUNCATE, after a change of columns other than an addition, and where a key
   has no ranges (``pipeline.mirror.key_ranges``).
@@ -347,14 +347,14 @@ class TableRefresher:
         new = self._new_files(swapped.paths)
         gone = removed(files, swapped.groups)
         if not new and not gone:
-            # All that is new had no effect, or was in the snapshot already. The next refresh begins behind it.
+            # All that is new had no effect, or was in the snapshot already. The next refresh begins after it.
             return TableRefresh(self._label, Answer.KEEP, self._base.version, facts=self._base.facts)
         self._check_erasures()
         self._base.replace(new, self._key, gone, self._lsn, self._place)
         return self._done(Answer.SWAP, new, len(gone))
 
     def _check_erasures(self) -> None:
-        """Raise SnapshotOutdated where keys were erased from the log since it was opened. What comes behind this look,
+        """Raise SnapshotOutdated where keys were erased from the log since it was opened. What comes after this look,
         the base table's own commit tells (``erased_base``)."""
         opened = self._log.log_table
         before = opened.watermark(ERASURES)  # asked first: the look moves the handle on

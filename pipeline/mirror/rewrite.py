@@ -8,7 +8,7 @@ object stores, so there pyarrow does it in the executors, as for the log (``parq
 holds a record batch that it reads and a row group that it writes, however large its file is.
 
 Of a large swap, what comes to the driver is one count for each touched file and each slot. A touched file's new version
-is its rows without the net keys (a left anti join, the keys are broadcast), and behind them its net rows that are not
+is its rows without the net keys (a left anti join, the keys are broadcast), and after them its net rows that are not
 gone. One task reads one group and writes one file, in which most rows keep their order. There is no shuffle of the
 base. Only a group that is cut into several files is sorted by ranges of the key.
 

@@ -1,6 +1,6 @@
 """Removes from a table's log what no version that is still needed is read from.
 
-A version is read from the newest checkpoint at or below it, and the commits behind that one. So ahead of the newest
+A version is read from the newest checkpoint at or below it, and the commits after that one. So ahead of the newest
 checkpoint at or below the oldest needed version nothing is needed. deltalake writes a checkpoint with each hundredth
 commit: a log has the commits since the oldest needed version, and a hundred more at most.
 

@@ -117,7 +117,7 @@ class TableFolder:
 
 @dataclass(frozen=True)
 class Unneeded:
-    """``files``: path → bytes. ``folders``, of which each one comes behind what is in it."""
+    """``files``: path → bytes. ``folders``, of which each one comes after what is in it."""
 
     location: Location
     files: Mapping[str, int]

@@ -58,7 +58,7 @@ def net_of(
     ranged: RangedKey,
     texts: Sequence[str] = (),
 ) -> NetRows | None:
-    """The net of the log's changes behind ``since`` up to ``log.lsn``, which are in ``files``. ``fields``: the table's
+    """The net of the log's changes after ``since`` up to ``log.lsn``, which are in ``files``. ``fields``: the table's
     columns; ``texts``, some of these, are held as indexes into a dictionary. None: for Spark. Raises OSError and what
     pyarrow raises."""
     shape, key = log.shape, log.shape.key or ()

@@ -1,7 +1,7 @@
 """Removes what no reader needs any more: lines of the manifest, and files of base tables.
 
 A reader takes the newest lines of the manifest and then reads files, for as long as it likes up to ``retention``. So a
-line is needed until the refresh behind it is older than that. Lines go first, in one commit. Then, of each base table,
+line is needed until the refresh after it is older than that. Lines go first, in one commit. Then, of each base table,
 all files go that neither a version that is still named needs, nor the present version: the next refresh starts from
 that, named or not. What is left of attempts that failed goes the same way. The log goes, too, as far as none of these
 versions is read from it (``short_log``). A crash in between leaves files, which the next vacuum finds.
@@ -11,7 +11,7 @@ Nobody may lose a file by that, and other mirrors of the slot may be at work:
 - An *earlier* mirror, which does not know yet that it was overtaken: each table gets this mirror's number
   (``ManifestWriter.claim``) before a file of it is removed. Delta then refuses what the earlier one has in hand.
 - A *later* mirror may take over at any moment. So the order is: list the folder; open the table anew, and find out what
-  is needed; look whether this mirror was overtaken; remove, of what was listed alone. Who takes over behind that look
+  is needed; look whether this mirror was overtaken; remove, of what was listed alone. Who takes over after that look
   writes files that were not listed, and begins with a version whose files stay. Who took over ahead of it is seen.
 - The same mirror's refresh: ``BaseTables`` does one thing at a time.
 

@@ -30,7 +30,7 @@ BATCH_ROWS: Final = 64 << 10
 _BATCH_BYTES: Final = 32 << 20
 _REWRITTEN_GROUP_BYTES: Final = 96 << 20
 """The bytes of Arrow memory that rewriting holds. A segment of the default ``buffer_memory_bytes`` is one row group
-again: with more of them a copy inside an object store needs all behind the first, and not a few kilobytes."""
+again: with more of them a copy inside an object store needs all after the first, and not a few kilobytes."""
 
 
 def read_rows(

@@ -85,7 +85,7 @@ class RowFile:
 
     @property
     def tail_bytes(self) -> int:
-        """A few kilobytes with one row group; with more of them all behind the first."""
+        """A few kilobytes with one row group; with more of them all after the first."""
         return self.n_bytes - self.head_bytes
 
     def slots(self, commit: Commit | None = None) -> Iterator[PatchRange]:

@@ -187,7 +187,7 @@ class _Sink:
         self.head_crc: int | None = None
         """The checksum of all before the first placeholder's checksum."""
         self.places: dict[int, Place] = {}
-        """By the offset behind the placeholder."""
+        """By the offset after the placeholder."""
         self.failure: Exception | None = None
         """The first of what is written to."""
         self.closed = False

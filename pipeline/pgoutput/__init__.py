@@ -4,7 +4,7 @@
     parser          bytes -> messages; any bytes give a message or MalformedMessage
     cursor          the parser's checked walk through a message
     grammar         which message may come where, as a table
-    message_buffer  messages one behind the other in an array, as Python and a compiled loop append them
+    message_buffer  messages one after the other in an array, as Python and a compiled loop append them
     relids          which relations the rows of a block belong to
     spares          arrays that are used again
 

@@ -6,7 +6,7 @@ transactions. Neither package imports the other, so the things that they share a
 grammar's table for these messages.
 
 Invariants: the first ``n_messages`` of ``lengths`` sum up to ``n_bytes``, and the first ``n_bytes`` of ``payload`` are
-those messages, each with its 25-byte XLogData header. The ``whole`` part ends behind a COMMIT, or behind a message
+those messages, each with its 25-byte XLogData header. The ``whole`` part ends after a COMMIT, or after a message
 between transactions. An appender that finds no room changes nothing; only ``append`` makes room.
 
 Arrays come from ``Spares``. A caller that has copied the arrays from ``detach`` may release them there.
@@ -61,7 +61,7 @@ open."""
 _FIRST_MESSAGES: Final = 1024
 _FAST_GROWTH_BYTES: Final = 512 << 10
 _MOST_NEXT_BYTES: Final = 256 << 20
-"""What comes behind a giant row gets no room for another: it would not be looked at, and a giant is a block alone."""
+"""What comes after a giant row gets no room for another: it would not be looked at, and a giant is a block alone."""
 _NO_PAYLOAD: Final = np.empty(0, np.uint8)
 _NO_LENGTHS: Final = np.empty(0, np.int32)
 

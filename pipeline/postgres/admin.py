@@ -315,7 +315,7 @@ def _flush_lsn(connection: psycopg.Connection[Any]) -> Lsn:
 
 
 def settled_flush_lsn(dsn: Dsn, timeout_s: float = 2.0) -> Lsn:
-    """A flushed position behind every commit that has returned, asynchronous ones included.
+    """A flushed position after every commit that has returned, asynchronous ones included.
 
     With synchronous_commit=off a COMMIT returns before its WAL is flushed; the WAL writer follows within a fraction
     of a second. The insert position itself is no target: at the start of a page it lies beyond every record's end.

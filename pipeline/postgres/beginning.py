@@ -175,7 +175,7 @@ def left_behind(slot: str, storage: str, n_objects: int) -> SlotLost:
 
 
 def gap(begun: Beginning | None, sink: SinkHolds) -> tuple[Lsn, Lsn] | None:
-    """Between which two LSNs the tables lack what was committed, where the slot's present life began behind the end of
+    """Between which two LSNs the tables lack what was committed, where the slot's present life began after the end of
     what an earlier one has written to them; None where nothing is missing."""
     if begun is None or not sink.commit_lsn or sink.commit_lsn >= begun.lsn:
         return None

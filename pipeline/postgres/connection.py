@@ -276,7 +276,7 @@ class ReplicationConnection:
         return ConnectionLost(f"{self._doing}: the server ended the stream, as it does when it shuts down")
 
     def check_notices(self) -> None:
-        """Raise SlotLost where a warning tells of lost changes. Call it before what came behind the warning is used.
+        """Raise SlotLost where a warning tells of lost changes. Call it before what came after the warning is used.
 
         PostgreSQL 18 only warns, and goes on, without a publication that does not exist at that point of the WAL. The
         publication's changes are then missing from the stream for good.

@@ -330,7 +330,7 @@ class RowLoop(_Loop):
         self, payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32], limit_bytes: int
     ) -> Outcome:
         """Fill the arrays with rows until one of the outcomes; Python's other threads run meanwhile. ``MESSAGE`` where
-        the next row has no room. Behind ``DRAINED`` it goes on where it was, in the same arrays."""
+        the next row has no room. After ``DRAINED`` it goes on where it was, in the same arrays."""
         if not self._goes_on:
             self._sums[:2] = 0
         outcome = Outcome(

@@ -8,7 +8,7 @@ tables with their partitioned ancestors, and why a table was written anew. No SQ
 What the function must not do is fail or slow down somebody's DDL:
 
 - All that it looks up is in a block of its own, whose errors become a warning. The block is a subtransaction, but one
-  that writes nothing, so it takes no xid. The message is written behind it, in the command's own transaction. Within
+  that writes nothing, so it takes no xid. The message is written after it, in the command's own transaction. Within
   the block each DDL would take a subtransaction's xid, and a restore in one transaction would overflow the 64 that a
   session can show to the others.
 - The message itself fails only where EXECUTE on ``pg_logical_emit_message`` was revoked. That is asked before. Where

@@ -230,7 +230,7 @@ _REMEDY_TLS_CUT: Final = (
 )
 
 _CONNECT_RULES: Final = (
-    # sslmode=prefer tries without TLS behind a cut, and pg_hba.conf refuses that, as it should.
+    # sslmode=prefer tries without TLS after a cut, and pg_hba.conf refuses that, as it should.
     _ConnectRule(
         r"(?s)SSL (SYSCALL )?error.*no pg_hba\.conf entry[^\n]*(no encryption|SSL off)",
         ConnectionLost,

@@ -4,7 +4,7 @@ A walsender sends each row by itself. On a network rows are joined on their way,
 the kernel on the other. Loopback has no such queue. Each row travels as a packet of its own while the receiver's window
 is open, and both the walsender and the reader pay for each packet. The kernel opens the window to megabytes. When the
 window is closed, the sender's kernel joins the rows that wait into packets of 64 kB. So the receive buffer is kept
-small on loopback: it is soon full, and the rows behind it are joined.
+small on loopback: it is soon full, and the rows after it are joined.
 
 Measured (docs/performance/history.md): for many small rows the reading thread takes 0.6 to 0.7 times the CPU, and the
 walsender is a fifth faster. With TCP's congestion control CUBIC, whose speed is erratic otherwise, it is up to twice as

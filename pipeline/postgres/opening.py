@@ -138,7 +138,7 @@ def connect_slot(
     on_wait: Callable[[tuple[Blocker, ...]], None] | None = None,
     check: Callable[[ReplicationConnection], SlotIdentity] | None = None,
 ) -> OpenSlot:
-    """Connect; if the slot is missing and ``create`` is true, create it then. What fails behind that drops it again.
+    """Connect; if the slot is missing and ``create`` is true, create it then. What fails after that drops it again.
 
     ``check`` is given the connection before anything is created or read, and says whose slot it is; without it the
     server does. Raises what it raises, PreconditionMissing, SlotLost, ConnectionLost, Unsupported.

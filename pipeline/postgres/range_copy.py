@@ -62,11 +62,11 @@ BLOCK_BYTES: Final = 4 << 20
 """The bytes of COPY's rows in a block."""
 BLOCK_ROWS: Final = 64 << 10
 _SLACK_BYTES: Final = 256 << 10
-"""Behind ``BLOCK_BYTES``, so that an ordinary last row has room."""
+"""After ``BLOCK_BYTES``, so that an ordinary last row has room."""
 _CANCEL_TIMEOUT_S: Final = 10.0
 _NO_ROWS: Final = np.empty(0, np.uint8)
 _HEADER: Final = np.frombuffer(b"PGCOPY\n\xff\r\n\0" + bytes(8), np.uint8)
-"""The signature, no flags, and no extension of the header. The first row stands behind it in its message."""
+"""The signature, no flags, and no extension of the header. The first row stands after it in its message."""
 _TRAILER: Final = np.frombuffer(b"\xff\xff", np.uint8)
 """COPY's trailer, when it is a message of its own."""
 _TICK_S: Final = 0.1
@@ -173,14 +173,14 @@ def failure_of(report: ServerReport, doing: str) -> XidstreamError:
 
 
 class Frame:
-    """What COPY's binary format has before the first row and behind the last one."""
+    """What COPY's binary format has before the first row and after the last one."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
         self._is_begun = self._is_ended = False
 
     def without(self, rows: CopiedRows) -> CopiedRows:
-        """The rows alone. Raises ProtocolViolation for another header, and for rows behind the trailer."""
+        """The rows alone. Raises ProtocolViolation for another header, and for rows after the trailer."""
         payload, lengths = rows
         if len(lengths) and not self._is_begun:
             self._is_begun = True

@@ -22,7 +22,7 @@ Where each matters:
 - *quote_all_identifiers* changes the text of a row filter, and by that one the snapshot of a table would seem outdated.
 - *standard_conforming_strings*: else a backslash in a name would end our quotes.
 - *client_min_messages*: the warning of a missing publication is all that PostgreSQL 18 says of lost changes.
-- *exit_on_error* would end a session that asks again behind an error, such as a lock that is not free yet.
+- *exit_on_error* would end a session that asks again after an error, such as a lock that is not free yet.
 - *synchronous_commit*: a standby that is away must not hold up a heartbeat or the proof of a snapshot.
 
 Left as they are: what only a superuser may set (``lc_messages``, ``session_replication_role``, ``log_statement``),

@@ -8,7 +8,7 @@
    that they are not in would miss those rows for ever. The same holds for what was left out while a table was parked,
    and for a commit from before the slot's first position that still waits for its synchronous standby.
    Only holders of a lock of the table are waited for. So then the snapshot has all of the table that committed below B.
-4. *The snapshot*: which transactions it sees, its name for the readers, and *E*, where the WAL ends behind it, all in
+4. *The snapshot*: which transactions it sees, its name for the readers, and *E*, where the WAL ends after it, all in
    one statement. It is the first of its transaction that needs a snapshot: LOCK and SET need none. That statement also
    compares the files that its snapshot knows (``pg_class.relfilenode``) with those that are there
    (``pg_relation_filenode``). They differ if a rewrite came between snapshot and lock: an older snapshot would read no
@@ -16,7 +16,7 @@
 
 Each table has a session of its own, in an open transaction, until ``release``. The server ends the snapshot with the
 session, and readers that have imported it go on alone. While a table is held, an ALTER TABLE waits, and all that comes
-behind that ALTER TABLE waits with it. (``lock_timeout`` in the session of the ALTER TABLE is the remedy.) The other way
+after that ALTER TABLE waits with it. (``lock_timeout`` in the session of the ALTER TABLE is the remedy.) The other way
 round, a table that somebody has locked is asked for again and again, a while each time.
 
 ``hold`` may be called by several threads, for different tables. All waiting ends when ``close`` is called.
@@ -216,7 +216,7 @@ class TableHolder:
         """Whether all that a snapshot which is valid from there saw is flushed, and so survives a crash of the server.
 
         Where it is not, a commit of nothing is made. The server flushes asynchronous commits within a second, but the
-        WAL behind them, which only ``valid_from`` knows of, perhaps not before the next checkpoint.
+        WAL after them, which only ``valid_from`` knows of, perhaps not before the next checkpoint.
         """
         with sql_connection(self._dsn, "the flushed WAL") as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()

@@ -4,7 +4,7 @@
 tell nothing. A database that was renamed has another name than its log; the log's slot is still one of its own.
 
 *A commit.* A change log says that it has everything up to a commit. On a server where nothing is committed none would
-ever stand behind a snapshot. So one is made: a transaction with nothing but a logical message, which needs no right and
+ever stand after a snapshot. So one is made: a transaction with nothing but a logical message, which needs no right and
 no table, and comes through the slot. It is the only thing that a verification writes to the source. It has a prefix of
 its own, because heartbeats never reach the sink (``postgres.heartbeat``). A standby cannot write one, and before
 PostgreSQL 14 pgoutput sends none.

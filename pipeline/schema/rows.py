@@ -11,7 +11,7 @@ then (the commit LSN and timestamp), and is pure, vectorised and cheap. What is 
 at once, but for these two (``pipeline.parquet``).
 
 ``_seq`` is dense over the rows of a transaction, and known when a row is decoded: what a rollback takes is taken
-before the rows behind it are numbered (``pipeline.transactions.survivors``).
+before the rows after it are numbered (``pipeline.transactions.survivors``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ beforehand, with the right mode: whoever may not enter it reads nothing below.
 
 What exists keeps its mode, since its owner may have chosen it. ``xidstream check`` tells of roots that others may read.
 
-Rejected: a mode for each file behind its creation (deltalake makes many, and a link has its segment's mode); a umask
+Rejected: a mode for each file after its creation (deltalake makes many, and a link has its segment's mode); a umask
 for the user's script, whose other files are none of our business.
 """
 

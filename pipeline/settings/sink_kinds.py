@@ -1,6 +1,6 @@
 """The kinds of sink, and what each can do: the one list of them.
 
-The setting ``sink`` is a kind's name, and behind a colon what it writes to. Whoever has to know what a sink can do asks
+The setting ``sink`` is a kind's name, and after a colon what it writes to. Whoever has to know what a sink can do asks
 its kind, in any process and before there is a sink: the reader, the preflight, the command line. How a sink is made
 says ``implementation`` (``pipeline.sinks.sink.SinkType``), which is imported where it is needed and no earlier.
 
@@ -30,7 +30,7 @@ class Snapshots(enum.Enum):
 
 @dataclass(frozen=True)
 class SinkKind:
-    """``argument``: what comes behind the colon, as help shows it; empty where nothing does. ``names``: what that is,
+    """``argument``: what comes after the colon, as help shows it; empty where nothing does. ``names``: what that is,
     in a word. ``has_root``: it is a folder or a URI; with ``knows_names`` it may also begin with a name that somebody
     else's configuration explains. ``is_log``: the sink keeps what it was given, and knows up to which commit and by
     whom. ``has_states``: states and changes are read from that log (``ChangeLog``), and ``verify`` compares them.

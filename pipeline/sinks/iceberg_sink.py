@@ -3,7 +3,7 @@
 A commit of an Iceberg table writes three files and changes a row of the catalog: some 20 ms of CPU, and readers plan
 over what it leaves. So small batches wait until ``commit_every_s`` have passed since the last one was written. What
 commits meanwhile at the source makes the next batch larger, and the watermark moves with it: a reader is that much
-behind at most. A batch with a segment of a large transaction, or with many rows, is written at once: there it is the
+after at most. A batch with a segment of a large transaction, or with many rows, is written at once: there it is the
 rows that take the time.
 
 A log is cut as a Delta log is (``log_shortening``), and what is left of it the run's account has from ``log_watch``. A

@@ -23,7 +23,7 @@ named (``SnapshotLog.commit``). Tables with rows of another slot are left alone.
 
 ``_transactions`` comes last, and goes no further than the cut of every table of the log. The greatest timestamp of what
 goes is told with the cut: times up to there have no answer any more. ``_messages`` goes as far. The table says the
-LSNs of a file's messages, and not those of their commits, which may lie behind the cut: so these are read from the
+LSNs of a file's messages, and not those of their commits, which may lie after the cut: so these are read from the
 file.
 
 A crash anywhere leaves each table cut or not, and each says itself which. Removed files stay on the disk for a while
@@ -269,7 +269,7 @@ class LogShortening:
             writer.check_plain()
         except Unsupported:
             return None
-        # Behind the table: a snapshot's line that is read is of rows that the table has.
+        # After the table: a snapshot's line that is read is of rows that the table has.
         generations, lines = log.generations().get(name, []), self._lines(name)
         if not self._knows_its_snapshot(writer, generations):
             return None

@@ -297,7 +297,7 @@ class LogSink:
         try:
             return self._links.give(parts, placements, target, batch.storage, self._tables.rules)
         except SegmentCorrupt:
-            # Where a later run has the slot, it has cleaned up behind this one.
+            # Where a later run has the slot, it has cleaned up after this one.
             owned = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
             if owned is not None:
                 self._check(owned)
@@ -393,7 +393,7 @@ class LogSink:
                 files.write(part)
             moved |= {i: max(version, moved.get(i, NOTHING)) for i, version in versions.items()}
             # Messages outside of transactions come in the order of their LSNs, so none is kept twice over the pieces.
-            # Those of one transaction share its commit LSN: that may rise behind the last of its pieces only.
+            # Those of one transaction share its commit LSN: that may rise after the last of its pieces only.
             watermarks[self._messages_id] = moved.get(self._messages_id, watermarks[self._messages_id])
         return TableCommit(writer, files.close(), moved, self._marks, "lsn") if moved else None
 

@@ -13,7 +13,7 @@ Nobody waits for a look: ``part`` has the last one, and begins the next on a thr
 told in the part, and the figures before it stay.
 
 An example. The retention would cut up to LSN 500. ``billing`` is at 200, and ``audit`` at 400. Of files with 100 bytes
-for each 100 of LSN, ``billing`` holds 300 bytes, those behind 200, and ``audit`` holds 100 of them. So the largest
+for each 100 of LSN, ``billing`` holds 300 bytes, those after 200, and ``audit`` holds 100 of them. So the largest
 figure is what all hold together, and each is what would still be held if the others went.
 
 Rejected: to look when somebody asks, and wait. An account must answer within seconds, and a store may not. To tell it

@@ -82,7 +82,7 @@ ToldGenerations = Mapping[tuple[str, int, Lsn], tuple["GenerationState", str]]
 
 class SinkType(ABC):
     """A setting ``sink`` of one kind: how its sink is made, and what may be known of it before. ``argument``: what the
-    setting has behind the colon. In any process."""
+    setting has after the colon. In any process."""
 
     def __init__(self, argument: str) -> None:
         self.argument = argument

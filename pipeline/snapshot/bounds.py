@@ -3,12 +3,12 @@
 LSNs alone do not tell. A commit is in the WAL before other sessions see it, and with synchronous replication long
 before. So a snapshot may lack a transaction whose commit LSN lies below the place where it was taken. What a session
 sees is decided by transaction ids (``pg_current_snapshot()``): it sees those that had ended when it was taken, which
-are the ones below ``xmax`` and not in ``xip``. ``valid_from`` is read behind the snapshot, so a commit above it is not
+are the ones below ``xmax`` and not in ``xip``. ``valid_from`` is read after the snapshot, so a commit above it is not
 contained, whatever its id.
 
 No commit has ``place`` or ``valid_from`` as its LSN. A server tells where its next record *begins*, and that may be the
 COMMIT of a transaction that is open: whoever says that all is known up to there says it of that commit, too. So
-``valid_from`` is one byte before where the WAL ended behind the snapshot, and ``place`` two bytes before where it ended
+``valid_from`` is one byte before where the WAL ended after the snapshot, and ``place`` two bytes before where it ended
 when the table was locked, because the two may be the same. Records begin at multiples of 8, so ``Lsn.next_record`` of
 either is that position again.
 
@@ -22,10 +22,10 @@ Which LSN that may be:
 
 - What the snapshot does not see has an id of at least ``xmin``, even where its commit record is written already (it
   still flushes, or waits for a synchronous standby) or is prepared.
-- A checkpoint begins at ``redo_lsn``, and notes ``next_xid`` behind that (``CreateCheckPoint`` in
-  ``src/backend/access/transam/xlog.c``). So an id of at least ``next_xid`` was given out behind ``redo_lsn``, and its
+- A checkpoint begins at ``redo_lsn``, and notes ``next_xid`` after that (``CreateCheckPoint`` in
+  ``src/backend/access/transam/xlog.c``). So an id of at least ``next_xid`` was given out after ``redo_lsn``, and its
   transaction's commit record is behind it, too.
-- If ``next_xid`` is at most ``xmin``, all that is not seen committed behind ``redo_lsn``.
+- If ``next_xid`` is at most ``xmin``, all that is not seen committed after ``redo_lsn``.
 
 ``pg_control_checkpoint()`` tells both. Where a transaction has been open since before the last checkpoint, it tells
 nothing. Then the LSN of an earlier snapshot of the slot holds as well, because a later one sees all that it saw. The
@@ -46,7 +46,7 @@ xmax 760 and xip 740 and 752, and then the WAL ends at 0/5200 (``valid_from`` is
     752  0/51A0      no: it was open for the snapshot, though its COMMIT is in the WAL before 0/5200
     740  0/6000      no: it was open
     765  0/5180      no: not below xmax, it began after the snapshot
-    745  0/7000      no: behind valid_from this is another transaction, of another epoch of xids
+    745  0/7000      no: after valid_from this is another transaction, of another epoch of xids
 
 Subtransactions need no rule of their own: the stream names a transaction by its top-level xid, and ``xip`` lists
 top-level xids alone (``pg_current_snapshot`` in ``src/backend/utils/adt/xid8funcs.c``). A prepared transaction is open
@@ -70,7 +70,7 @@ _HALF = 1 << 31
 @dataclass(frozen=True)
 class Checkpoint:
     """``redo_lsn``: where it begins in the WAL. ``next_xid``: which id, of 64 bits, was to be given out next, asked
-    behind that."""
+    after that."""
 
     redo_lsn: Lsn
     next_xid: int

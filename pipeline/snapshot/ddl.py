@@ -16,11 +16,11 @@ All of these lock the table against readers, so none lies between a snapshot's p
 
 A message also tells up to where an ended generation stands, to the very LSN (``KnownDdl.stands_until``). That needs
 more: that whatever ended the generation left a message. So the triggers must have been on all the while, which their
-*mark* shows (``Marks``): the same one in a look before the generation was last proven, in the first message behind
+*mark* shows (``Marks``): the same one in a look before the generation was last proven, in the first message after
 that, and in the look that comes with the end. And the table must be one of which nothing happens that has no message: a
 TRUNCATE that is in no stream, of a partition or where the publication leaves it out, has none.
 
-Rejected: to take what is proven for the newest commit as long as no message came, without a look. A look behind it
+Rejected: to take what is proven for the newest commit as long as no message came, without a look. A look after it
 would still be needed, to know that the triggers were on; and TRUNCATE of a partition fires none.
 
 Anybody may write a message with our prefix. What cannot be read is left aside, and what can ends a generation at worst.
@@ -50,8 +50,8 @@ _UNLOGGED: Final = (
 @dataclass(frozen=True)
 class AlteredTable:
     """``above``: itself and its partitioned ancestors; empty where it is neither partition nor partitioned.
-    ``rewritten``: the reasons of ``table_rewrite``, 0 for none. ``is_unlogged``: behind the command. ``name``:
-    ``schema.table`` behind the command, None where the message is not about that."""
+    ``rewritten``: the reasons of ``table_rewrite``, 0 for none. ``is_unlogged``: after the command. ``name``:
+    ``schema.table`` after the command, None where the message is not about that."""
 
     relid: int
     above: tuple[int, ...] = ()
@@ -157,7 +157,7 @@ class KnownDdl:
 
     def stands_until(self, proven: int, witnessed: Witnessed | None) -> int:
         """Up to where a generation that ended stands, if it stood at ``proven`` and nothing happens to its table that
-        leaves no message: up to before the first DDL behind that."""
+        leaves no message: up to before the first DDL after that."""
         if witnessed is None or proven < max(witnessed.since, self._whole_from):
             return proven
         first = next((each for each in self._ddl if each.commit_lsn > proven), None)
@@ -168,7 +168,7 @@ class KnownDdl:
     def altered(
         self, relid: int, since: int, until: int, witnessed: Witnessed | None
     ) -> tuple[Lsn, Lsn] | None:
-        """The first and the last DDL of the table behind ``since`` and up to ``until``; None where none left a message,
+        """The first and the last DDL of the table after ``since`` and up to ``until``; None where none left a message,
         or where some may have left none."""
         if witnessed is None or since < max(witnessed.since, self._whole_from):
             return None

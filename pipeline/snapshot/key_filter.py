@@ -368,7 +368,7 @@ def _boolean(text: str) -> str:
 
 
 def _timestamp(text: str, *, has_zone: bool) -> str:
-    # Python before 3.11 wants a zone's minutes, and 3 or 6 digits behind the point.
+    # Python before 3.11 wants a zone's minutes, and 3 or 6 digits after the point.
     match = re.fullmatch(
         r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?(?:(Z)|([+-]\d\d)(?::?(\d\d))?)?",
         text,

@@ -14,7 +14,7 @@ last). So a ``Look`` names the transactions that hold such locks, read between t
 - Nobody holds one: ``lsn`` is proven.
 - Somebody does: he may be within his COMMIT since before ``lsn``, or at the start of a long ALTER. An earlier look is
   proven if none of its holders is one now: all have ended, and this look's catalog shows what they did. Whoever holds
-  a lock now and did not then took it behind that look's position, so he commits behind it.
+  a lock now and did not then took it after that look's position, so he commits after it.
 - A holder who has been one for longer than ``COMMIT_S`` is not within a COMMIT, unless the server waits for standbys.
   So an ALTER that takes an hour holds nothing up on a server without them.
 

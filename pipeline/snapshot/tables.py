@@ -3,7 +3,7 @@
 Tables are cut by pages (ctid), not by keys: every table has pages, ranges of them are even, and a range is found
 without an index (a TID range scan, PostgreSQL 14). The size of a table is asked of the file system, never counted. A
 range has about ``RANGE_BYTES`` of the table with its TOAST, so that a reader that is lost costs seconds. The last range
-has no end, because a table may have grown between the question and the snapshot. Pages behind that hold nothing that
+has no end, because a table may have grown between the question and the snapshot. Pages after that hold nothing that
 the snapshot sees.
 """
 
@@ -20,7 +20,7 @@ from xidstream.pipeline.snapshot.proven import Look
 
 RANGE_BYTES: Final = 64 << 20
 SEQ_BITS: Final = 32
-"""``_seq`` is the range's number, and behind it so many bits for the row in the range."""
+"""``_seq`` is the range's number, and after it so many bits for the row in the range."""
 MOST_RANGES: Final = 1 << 20
 """The most ranges of one table. Larger ones get larger ranges: a plan is a message to a reader for each of them."""
 
@@ -120,7 +120,7 @@ class Surveyed:
     (None: it is not known), what the look proves, up to where the sink has all (0/0: it is not known), and what it cost
     the process that asked. ``mark``: of the event triggers that tell of DDL, read last (``postgres.ddl_trigger``).
     ``snapshot``: the transactions that the look has seen (``pg_current_snapshot``, 13+). ``end_lsn``: the WAL's end
-    behind the look: what it found was so at that position. 0/0 where ``sources`` is None: what was found earlier is so
+    after the look: what it found was so at that position. 0/0 where ``sources`` is None: what was found earlier is so
     at the look's own."""
 
     sources: tuple[PublishedSource, ...] | None

@@ -1,6 +1,6 @@
 """``SnapshotBounds.contains`` as an expression of Spark: rows of the stream that a table's snapshot has already.
 
-A function gets a table's snapshot first and then the changes behind it. The stream begins earlier than the snapshot was
+A function gets a table's snapshot first and then the changes after it. The stream begins earlier than the snapshot was
 taken, so it repeats what the snapshot contains. A fold of Delta tables leaves that out by itself; for a function it is
 left out here. Tests hold this expression against the rule in Python.
 """

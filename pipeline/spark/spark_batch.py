@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TableSnapshot:
     """``table``: ``schema.table``. ``generation`` counts from 1; each one replaces all earlier rows of the table.
-    ``valid_from``: from this LSN on the rows, with the changes behind them, are the table. ``key``: the columns that
+    ``valid_from``: from this LSN on the rows, with the changes after them, are the table. ``key``: the columns that
     name a row, None where only the whole row does."""
 
     table: str

@@ -45,7 +45,7 @@ class ErasureRecord:
     """``table``: ``schema.table``. Rows with a commit LSN up to ``upto_lsn`` are erased. Times are aware, UTC.
 
     ``n_rows`` went from ``n_files`` files of the log, and ``base_rows`` from ``base_files`` of the base table, over all
-    runs of the command. ``n_behind``: rows of the keys behind the LSN, which stay. ``erased_at``: when no table had
+    runs of the command. ``n_behind``: rows of the keys after the LSN, which stay. ``erased_at``: when no table had
     such a row any more; None before. ``finished_at``: when no copy was left; None before. ``cleared``: files that no
     commit names, and that had no such row when that was looked at."""
 

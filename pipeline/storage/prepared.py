@@ -182,7 +182,7 @@ def _delete_with_segments(storage: Storage, layout: Layout, names: _Names, keep:
     for key in names:
         data = storage.read_buffer(key)
         if data is None:
-            continue  # the former owner removes it at this moment, and its segments behind it
+            continue  # the former owner removes it at this moment, and its segments after it
         try:
             record = PREPARED.unseal(bytes(data), key)
             _check_names(layout, key, record)

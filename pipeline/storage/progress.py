@@ -28,11 +28,11 @@ It says whose the slot is. A run that has got the slot takes it over in three st
 3. It writes its own record under its number (``take_over_progress``), and looks whether it has the slot still. Only
    then it removes anything.
 
-An owner that records looks *behind* its write whether there is a higher number. If so, it yields (Superseded): it tells
+An owner that records looks *after* its write whether there is a higher number. If so, it yields (Superseded): it tells
 the server nothing, and removes nothing. One of the two sees the other. Either the owner has written before the claim is
 there: then the claimant reads that. Or the owner finds the claim. So all that the server was told is in what the
 claimant reads, and all that this names is there. Rejected: a claimant that reads first. The owner, alive with a lost
-link, delivered and removed files of the journal behind that, and the claimant ended with status 4.
+link, delivered and removed files of the journal after that, and the claimant ended with status 4.
 
 A run may be stopped for long between any two of these steps: ``pyarrow.fs`` has no conditional write. So each owner has
 an object of its own, with its number and epoch in the key, and the greatest number is the slot's record. A late record
@@ -227,7 +227,7 @@ def take_over_progress(
     gone: AbstractSet[int] = frozenset(),
     gone_before: Lsn = INVALID_LSN,
 ) -> ProgressRecord:
-    """Make the record ``layout.epoch``'s, under the number that it has from ``claim_slot``. ``before`` was read behind
+    """Make the record ``layout.epoch``'s, under the number that it has from ``claim_slot``. ``before`` was read after
     that claim. ``resume``: relids of parked tables that are delivered again from here on. ``gone``: of those that were
     dropped before ``gone_before``.
 
@@ -255,7 +255,7 @@ def take_over_progress(
 def check_owner(storage: Storage, layout: Layout, owner: int) -> None:
     """Raise Superseded if another run took the slot over from ``layout.epoch``, which has the number ``owner``.
 
-    Whoever removes something makes the list of it before this look: what another run has written was written behind its
+    Whoever removes something makes the list of it before this look: what another run has written was written after its
     claim, so it is not in the list, or this look finds the claim.
     """
     _check_owner(_names(storage, layout), layout, owner)

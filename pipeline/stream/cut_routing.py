@@ -3,7 +3,7 @@
 The reader's sender makes calls to actors of what is decided here, and tests call buffers and sequencer directly. It is
 used from one thread. It also counts what has ended and is not in the sink yet.
 
-The entries of one call go to the sequencer together, behind the blocks: a transaction's last block and its commit are
+The entries of one call go to the sequencer together, after the blocks: a transaction's last block and its commit are
 one call to its buffer, whose result is there when all is sent.
 """
 

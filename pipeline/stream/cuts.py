@@ -67,7 +67,7 @@ class TransactionBlock:
     """Rows of one open transaction, streamed or too large for a plain block; ``first_lsn`` names its spill.
 
     ``aborted`` are the subtransactions that were rolled back since the block before, each of them before the last rows
-    of this one. Where among the rows does not matter: a rolled-back subtransaction has no row behind its abort.
+    of this one. Where among the rows does not matter: a rolled-back subtransaction has no row after its abort.
     """
 
     xid: Xid
@@ -87,7 +87,7 @@ class Aborted:
 @dataclass(frozen=True, slots=True)
 class Committed:
     """``has_blocks`` is False for a stream that held no row at all. ``aborted``: the subtransactions that were rolled
-    back behind the last block, or since."""
+    back after the last block, or since."""
 
     end: TransactionEnd
     has_blocks: bool

@@ -20,7 +20,7 @@ An example. Two transactions are streamed, 740 with a savepoint (subxid 741) and
     S 740, 3 rows, E                                    gathered in 740's own buffer
     S 750, 2 rows, E                                    gathered in 750's
     B, 1 row, C   (760 commits)                         gathered in the plain block
-    S 740, 2 rows of 741, E                             gathered behind 740's 3 rows
+    S 740, 2 rows of 741, E                             gathered after 740's 3 rows
     A 740/741     (ROLLBACK TO SAVEPOINT)               noted: it is told with the next block of 740, or with its end
     c 740         (740 commits)                         PlainBlock(760), TransactionBlock(740: 5 rows),
                                                         Committed(740, aborted subxids: 741)

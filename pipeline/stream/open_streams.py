@@ -3,7 +3,7 @@
 Invariants: the bytes gathered stay under ``pending_limit_bytes`` between stream blocks, because the largest
 transactions are cut when they would not; everything gathered of a transaction is cut before its end is.
 
-A rolled-back subtransaction is told in the order of the stream: with the next block that is cut behind it, or with the
+A rolled-back subtransaction is told in the order of the stream: with the next block that is cut after it, or with the
 end. It cuts no block itself, because ten thousand savepoints must not make ten thousand blocks. A rollback of several
 subtransactions is told by several messages, and a block may be cut between them, because time is up. It is told whole
 all the same: only where the transaction's next stream block has begun.

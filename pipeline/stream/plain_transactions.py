@@ -1,6 +1,6 @@
-"""Small plain transactions, gathered whole and one behind the other into a *plain block*.
+"""Small plain transactions, gathered whole and one after the other into a *plain block*.
 
-Non-transactional messages between them keep their place. Behind what is whole there may be the beginning of one more
+Non-transactional messages between them keep their place. After what is whole there may be the beginning of one more
 transaction. Where that outgrows a block, or a relation changes in it, it is *promoted*: it goes on by itself, as
 blocks of one transaction.
 """

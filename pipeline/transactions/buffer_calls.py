@@ -59,7 +59,7 @@ class BlockHead:
 
 @dataclass(frozen=True)
 class End:
-    """A commit among blocks: behind the first ``n_blocks`` of its call. ``step`` as in ``BlockHead``, ``aborted`` as in
+    """A commit among blocks: after the first ``n_blocks`` of its call. ``step`` as in ``BlockHead``, ``aborted`` as in
     ``Committed``."""
 
     end: TransactionEnd
@@ -69,4 +69,4 @@ class End:
 
 
 RawBlock = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]
-"""``payload: uint8[n_bytes]``, the raw messages one behind the other; ``lengths: int32[n_messages]``."""
+"""``payload: uint8[n_bytes]``, the raw messages one after the other; ``lengths: int32[n_messages]``."""

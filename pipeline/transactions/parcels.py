@@ -36,7 +36,7 @@ class Parcel:
         self.n_bytes += cut.block.n_bytes
 
     def add_end(self, end: TransactionEnd, step: int, aborted: Iterable[Xid] = ()) -> None:
-        """Behind the blocks that are in the parcel now; ``step`` as above."""
+        """After the blocks that are in the parcel now; ``step`` as above."""
         self.ends.append(End(end, step, len(self.heads), tuple(map(int, aborted))))
 
     def relation_numbers(self) -> Iterator[int]:

@@ -1,7 +1,7 @@
 """One open transaction: its decoded rows by relation version, and its spilled segments, as rollbacks leave them.
 
 A rollback takes all rows from some number on (``survivors``). In memory it drops batches, and the last batch that stays
-becomes a view. A segment that has only rows behind the cut is deleted as a whole. Of each relation version, at most one
+becomes a view. A segment that has only rows after the cut is deleted as a whole. Of each relation version, at most one
 segment has rows on both sides of the cut. Its cut is noted, and a later cut further ahead replaces the note. The cut is
 carried out when the next segment of that version is written, or when the transaction ends. So there is never more than
 one such segment of a version. It is carried out earlier if so many rows have come since that its cost does not matter

@@ -11,11 +11,11 @@ move to another buffer: ``give_up`` there, ``adopt`` here.
 
 Invariants:
 
-- A call that fails may leave a transaction without a block or a group, and the calls behind it are on their way
+- A call that fails may leave a transaction without a block or a group, and the calls after it are on their way
   already. So a buffer that has failed once fails everything from then on, with the same error, and never seals what is
   torn. (A change that cannot be decoded is no failure: it is noted, and judged at the commit, ``pipeline.poison``.)
 - No call may be missing. Ray drops one whose argument is lost (what another buffer gave up before it died) without
-  telling this buffer, and goes on with those behind it. So each call says how many blocks of its transaction came
+  telling this buffer, and goes on with those after it. So each call says how many blocks of its transaction came
   before it (``step``).
 """
 
@@ -71,7 +71,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _unless_failed(method: _Method) -> _Method:
-    """Raise the buffer's first error again, instead of going on behind it."""
+    """Raise the buffer's first error again, instead of going on after it."""
 
     @functools.wraps(method)
     def guarded(self: TransactionBuffer, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 *The moment.* A session's snapshot sees transactions by their ids, and a log's state has them by commit LSN. The two are
 not the same order: a commit is in the WAL before other sessions see it, for as long as its flush takes, and with
 synchronous replication for as long as a standby needs. So in general no LSN belongs to a snapshot. The rule of the
-product's own snapshots decides (``snapshot.bounds``): E is where the WAL ends behind the snapshot, and of the
+product's own snapshots decides (``snapshot.bounds``): E is where the WAL ends after the snapshot, and of the
 transactions that committed up to E the snapshot has those below ``xmax`` that are not in ``xip``. The log's state is
 taken at E, without the others (``moment``): mostly none, under load some that were committing at that very moment. That
 state is exact. A transaction that the snapshot sees cannot have built on one that it does not see: it would have waited
@@ -11,7 +11,7 @@ for the other's row locks, which are held until the other is visible. The transa
 the result, and are a matter of the next verification.
 
 On a standby commits become visible in the order of the WAL, so its snapshot has an LSN, which nobody tells. It lies
-between how far the standby had replayed before and behind the snapshot. Where a change of the table lies in between,
+between how far the standby had replayed before and after the snapshot. Where a change of the table lies in between,
 another snapshot is taken.
 
 Rejected: ``CREATE_REPLICATION_SLOT … EXPORT_SNAPSHOT``, which gives a snapshot and its one LSN. It needs REPLICATION, a

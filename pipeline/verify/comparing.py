@@ -61,7 +61,7 @@ class LogStandsStill(EnvironmentFault):
 
 @dataclass(frozen=True)
 class Comparing:
-    """``folder``: for the rows of one table, removed behind it. ``check`` may raise to end it. ``finish`` gets each
+    """``folder``: for the rows of one table, removed after it. ``check`` may raise to end it. ``finish`` gets each
     result."""
 
     log: SlotLog

@@ -10,7 +10,7 @@ log has no state of it at E, it was dropped and created again, Spark failed. Whe
 left are not verified, for one reason.
 
 *What it costs the source.* One session holds each table of the group, in a transaction with ACCESS SHARE; an ALTER
-TABLE waits for that, and whatever comes behind it. One connection reads, each row once, with a pause between its
+TABLE waits for that, and whatever comes after it. One connection reads, each row once, with a pause between its
 ranges. One message is committed where no other commit moves the log on (``postgres.verified_server``).
 
 *Going on.* A snapshot ends with its session, so a table that was interrupted is read anew, under another one. Tables

@@ -99,7 +99,7 @@ def with_pauses(groups: list[str], seed: int, pauses: list[str]) -> list[str]:
 
 
 def _dealt(points: list[str], n: int, *, before: int) -> list[str]:
-    """``n`` points in turn, behind ``before`` that were dealt already."""
+    """``n`` points in turn, after ``before`` that were dealt already."""
     return [points[(before + i) % len(points)] for i in range(n)]
 
 

@@ -173,7 +173,7 @@ class Sink:
 
 
 class LocalPipeline:
-    """One life of a reader and all behind it. ``folder`` and ``sink`` outlive it.
+    """One life of a reader and all after it. ``folder`` and ``sink`` outlive it.
 
     ``peek`` sees each CopyData message before the cutter does.
     """

@@ -91,7 +91,7 @@ def test_a_promotion_under_load_loses_nothing_repeats_nothing_and_needs_no_perso
         heartbeat_interval_s=0.2,
     )
     with standby_of(primary) as standby:
-        # Behind the standby's beginning: else its copy is complete only when the slot has moved.
+        # After the standby's beginning: else its copy is complete only when the slot has moved.
         create_slot_command(config)
         wait_until(
             lambda: on(primary, "select 1 from pg_replication_slots where slot_type = 'physical' and active")

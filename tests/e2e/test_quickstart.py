@@ -1,6 +1,6 @@
 """docs/quickstart.md as a new user follows it: its blocks, taken out of the page, against a server of its own.
 
-A block behind a comment ``not run: …`` is left out. What a block prints must have the lines that the page shows after
+A block after a comment ``not run: …`` is left out. What a block prints must have the lines that the page shows after
 it, with other numbers. Where the command line's words change, the page must. While the run goes on, its status page is
 looked at with a browser, where there is one.
 """

@@ -144,7 +144,7 @@ def test_the_readmes_script_runs_as_it_stands_on_two_cpus_beside_a_users_own_mod
     output, said = run_beside(shop, script, timeout_s=300)
     assert re.search(r"\|\s*insert\|\s*7\|", output), f"{output}\n{said}"
     assert "free CPUs" not in output and "Traceback" not in output
-    # The slot was there before, so nobody knows that these rows came behind it.
+    # The slot was there before, so nobody knows that these rows came after it.
     note = "note: 1 table, about 7 rows from before the slot are not read (snapshot = never)"
     told = [line for line in said.splitlines() if not line.startswith(note)]
     assert told == [], "Ray, Spark and RayDP have nothing to tell where all goes well"

@@ -252,7 +252,7 @@ def taken_amid_changes(
     finally:
         writers.stop()
     states.append(writers.states())
-    # WAL goes on behind the last commit. No table does it: the publication would have it taken, now and then.
+    # WAL goes on after the last commit. No table does it: the publication would have it taken, now and then.
     database.execute("create schema more")
     wait_until_delivered(pipeline, states[-1][0])
     pipeline.query.stop()
@@ -814,7 +814,7 @@ def test_a_slot_that_was_lost_is_healed_by_one_command_and_the_tables_are_the_so
 
 
 class Collected:
-    """What a function got: of each table the last snapshot's rows and the changes behind it, in the order of the
+    """What a function got: of each table the last snapshot's rows and the changes after it, in the order of the
     calls."""
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ def test_columns_are_the_tables_before_any_row_brings_them_and_have_their_own_ty
         log, mirror = log_of(query, str(pipeline.delta)), Mirror(str(pipeline.delta))
 
         def read(table: str) -> list[dict[str, Any]]:
-            """At a moment behind all that was done: by ``as_of``, and of the base table, which says the same."""
+            """At a moment after all that was done: by ``as_of``, and of the base table, which says the same."""
             behind = Lsn.parse(
                 database.connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()[0]
             )

@@ -246,7 +246,7 @@ def test_nobody_has_his_own_operators_run_with_the_owners_rights(source: Told, r
 def test_a_function_that_somebody_has_put_there_is_not_kept_with_its_owner(
     database: Database, role: str
 ) -> None:
-    """He could change it behind our back, and have it run with the rights of whoever runs DDL."""
+    """He could change it after our back, and have it run with the rights of whoever runs DDL."""
     database.execute(f"CREATE SCHEMA xidstream AUTHORIZATION {role}")
     with psycopg.connect(database.dsn(user=role), autocommit=True) as session:
         session.execute(

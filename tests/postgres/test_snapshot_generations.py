@@ -423,7 +423,7 @@ def test_a_partition_that_was_away_between_two_surveys_ends_it(
 def test_a_table_without_texts_that_is_filled_and_attached_in_one_transaction_ends_it(
     database: Database, columns: str
 ) -> None:
-    """Such a table has no TOAST table, so its ATTACH comes only two commands behind its CREATE."""
+    """Such a table has no TOAST table, so its ATTACH comes only two commands after its CREATE."""
     setup = (
         f"CREATE TABLE t ({columns}, PRIMARY KEY (id, k)) PARTITION BY LIST (k)",
         "CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1)",

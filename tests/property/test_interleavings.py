@@ -134,7 +134,7 @@ class Generator(Wire):
             self.next_xid += 1
             plan.subxids.append(self.next_xid)
         chosen = self.choose.choice([plan.xid, plan.subxids[-1], self.choose.choice(plan.subxids)])
-        # Whoever writes behind the rows of an inner savepoint has released it, and is rolled back with it.
+        # Whoever writes after the rows of an inner savepoint has released it, and is rolled back with it.
         while plan.subxids and plan.subxids[-1] != chosen:
             inner = plan.subxids.pop()
             outer = plan.subxids[-1] if plan.subxids else plan.xid

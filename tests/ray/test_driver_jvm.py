@@ -80,7 +80,7 @@ def test_with_a_raydp_that_makes_its_settings_elsewhere_no_jvm_is_started_early(
 
 def test_the_jvm_of_a_script_tells_errors_and_nothing_else() -> None:
     made = driver_jvm.raydp_settings(BASE_CONF, *EXECUTORS)
-    # The last one counts, and RayDP's comes behind all others.
+    # The last one counts, and RayDP's comes after all others.
     named = re.findall(r"-Dlog4j2\.configurationFile=(\S+)", made["spark.driver.extraJavaOptions"])[-1]
     spoken = subprocess.run(
         [sys.executable, "-c", SPEAKING_JVM, named], capture_output=True, text=True, check=True

@@ -158,7 +158,7 @@ def test_the_last_block_of_a_transaction_goes_with_its_commit_and_gives_its_cred
 def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_without_its_first_rows(
     storage: Path,
 ) -> None:
-    """Ray fails the call that was to adopt it without telling the new buffer, and goes on with those behind it."""
+    """Ray fails the call that was to adopt it without telling the new buffer, and goes on with those after it."""
     settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
     pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 2}), settings, Spares(1 << 20))
     pool.fleet.await_ready()

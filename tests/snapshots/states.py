@@ -2,7 +2,7 @@
 
 A state is told by two numbers: how many rows it has, and the sum of their hashes. Each event of a log (a row of the
 snapshot, or a change) adds to both: a delete takes away the hash of the row that its key had, an update puts one hash
-in another's place, a truncate begins anew. So running sums are the state behind each commit. It follows the contract
+in another's place, a truncate begins anew. So running sums are the state after each commit. It follows the contract
 as ``tests.fold`` does, which is the plain form of it, and with which a test compares it.
 
 A hash is of PostgreSQL's text of the columns, or of DuckDB's where the value has a native type: both logs that are
@@ -37,7 +37,7 @@ _MOST_CHAIN = 10_000
 
 @dataclass(frozen=True)
 class States:
-    """``before``: of the snapshot. ``lsns``, ``after``: of each commit behind it."""
+    """``before``: of the snapshot. ``lsns``, ``after``: of each commit after it."""
 
     before: State
     lsns: tuple[int, ...]
@@ -155,7 +155,7 @@ def _literal(text: str) -> str:
 
 def _fill_in(db: duckdb.DuckDBPyConnection, columns: Sequence[str], incomplete: Sequence[int]) -> list[str]:
     """Put the values in that were not sent. Returns what has no earlier row to take them from."""
-    # A postimage directly behind a preimage goes on with the row of the preimage's key.
+    # A postimage directly after a preimage goes on with the row of the preimage's key.
     db.execute(
         """CREATE TABLE earlier AS SELECT ord, CASE WHEN after_preimage THEN lag(own) OVER (ORDER BY ord) ELSE own END
                AS from_ord FROM (
@@ -182,7 +182,7 @@ def _fill_in(db: duckdb.DuckDBPyConnection, columns: Sequence[str], incomplete: 
 
 
 def _contributions(db: duckdb.DuckDBPyConnection, *, keyed: bool) -> None:
-    """Table running: the sums behind each event; table oddity."""
+    """Table running: the sums after each event; table oddity."""
     db.execute(
         """CREATE TABLE step AS SELECT ord, lsn, kind, epoch, h,
                coalesce(lag(kind) OVER k NOT IN ('delete', 'update_preimage'), false) AS was_there,

@@ -37,7 +37,7 @@ def maker(tmp_path: Path, spark: Any, make_batch: Any) -> LogMaker:
 
 
 def carrying(maker: LogMaker, where: str, *unseen_xids: int, number: int = 1) -> Carrying:
-    """At a snapshot behind all that was committed, which does not see some of it."""
+    """At a snapshot after all that was committed, which does not see some of it."""
     place, maker.lsn = maker.lsn + 1, maker.lsn + 3
     xmax = maker.lsn * 10
     xmin = min(unseen_xids, default=xmax)

@@ -206,7 +206,7 @@ def test_a_row_without_a_key_goes_though_it_has_a_text_of_a_column_that_was_drop
     base = frame(spark, rows, {**columns, "_text": CONTRACT["_text"]})
     contract = {"_xid": 1, "_commit_lsn": 100}
     log = [
-        # Before the column was dropped, and behind it.
+        # Before the column was dropped, and after it.
         {**contract, "_change_type": "insert", "_seq": 0, "id": 3, "_text": infinite},
         {**contract, "_change_type": "delete", "_seq": 1, "id": 1},
         {**contract, "_change_type": "update_preimage", "_seq": 2, "id": 3},

@@ -179,7 +179,7 @@ def narrow(**values: Any) -> dict[str, Any]:
 
 
 def test_a_column_is_widened_in_place_and_segments_of_both_types_are_linked(both: Both, no_job: None) -> None:
-    """A transaction that began before the ALTER may commit behind one that began after it."""
+    """A transaction that began before the ALTER may commit after one that began after it."""
     sink = both.iceberg()
     sink.write(both.batch(both.segments(100, [(NARROW, [narrow()])])))
     large = narrow(k=1 << 40, f=1e300, l=[1 << 40])

@@ -195,7 +195,7 @@ def test_a_table_that_changes_ends_the_query_with_its_lsn_and_the_next_goes_on(
     last = log.commit((ORDERS, [{"_change": INSERT, "id": 2, "note": "b"}]))
     changed = log.commit((wider, [{"_change": INSERT, "id": 3, "note": "c", "more": "m"}]))
     with pytest.raises(Exception, match=f"other columns from the commit at {Lsn(changed)} on") as failure:
-        # Before Spark 4.2 availableNow has one batch, and ends behind it.
+        # Before Spark 4.2 availableNow has one batch, and ends after it.
         trigger: dict[str, Any] = {} if HAS_LIMITS else {"processingTime": "0 seconds"}
         run_to_end(frame, tmp_path / "checkpoint", keep, **trigger)
     assert "start the query anew with the same checkpoint" in str(failure.value)
@@ -361,7 +361,7 @@ def test_the_example_of_two_tables_writes_each_batch_once(
     for _ in range(3):
         log.random_commit(dice, [ORDERS, ITEMS])
     runpy.run_path(example)
-    # The last batch is forgotten, as if Spark had been killed behind the function: it is given again.
+    # The last batch is forgotten, as if Spark had been killed after the function: it is given again.
     for commit in sorted((checkpoint / "commits").iterdir()):
         if commit.name in ("1", ".1.crc"):
             commit.unlink()

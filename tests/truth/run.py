@@ -36,7 +36,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """``unread``: tables that cannot be read in the end, a while behind the last step."""
+    """``unread``: tables that cannot be read in the end, a while after the last step."""
 
     seed: int
     n_steps: int

@@ -1,8 +1,8 @@
-"""A source that a seed changes: DML, and every DDL that may change a table behind its stream's back.
+"""A source that a seed changes: DML, and every DDL that may change a table after its stream's back.
 
 A step is one transaction, or the commit of one that was left open for some steps. What a statement may not do at this
 moment (a column that is there, a lock that somebody has) is rolled back to its savepoint. Nobody else writes, so the
-truth between two steps stands still: it is read in a REPEATABLE READ session behind each step, for every table that is
+truth between two steps stands still: it is read in a REPEATABLE READ session after each step, for every table that is
 there, in the columns and rows that are published.
 """
 
@@ -121,7 +121,7 @@ PUBLISHED: Final = (
 
 @dataclass(frozen=True)
 class Truth:
-    """What stood from the last commit at or behind ``begin`` on. That commit's LSN is in ``begin`` to before ``end``.
+    """What stood from the last commit at or after ``begin`` on. That commit's LSN is in ``begin`` to before ``end``.
     ``story``: the statements that led here. ``tables``: those that are published, by label.
     ``filtered``: those of them with a row filter."""
 
@@ -156,7 +156,7 @@ class Source:
         self._close.close()
 
     def step(self) -> Truth:
-        """Change something, and tell what stands behind it. A step may change nothing."""
+        """Change something, and tell what stands after it. A step may change nothing."""
         if self._is_long_open and self._dice.random() < 0.25:
             begin, story = self._insert_lsn(), ("COMMIT of the long one",)
             self._long.execute(b"COMMIT")

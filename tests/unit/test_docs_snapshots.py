@@ -53,12 +53,12 @@ def line(number: int, state: str = "finished", table: str = TABLE) -> dict[str, 
 
 
 def rows_of_log() -> list[dict[str, Any]]:
-    """Two snapshots, and between and behind them transactions that they contain or not."""
+    """Two snapshots, and between and after them transactions that they contain or not."""
     changes = [
         ("snapshot", 99, None, [(1, 10), (2, 20), (3, 30)]),
         ("update_postimage", 90, 104, [(1, 10)]),  # the first snapshot contains it
         ("insert", 115, 105, [(4, 40)]),  # was open when the first snapshot was taken
-        ("insert", 118, 111, [(5, 50)]),  # began behind it, and committed before its valid_from
+        ("insert", 118, 111, [(5, 50)]),  # began after it, and committed before its valid_from
         ("delete", 150, 120, [(2, None)]),
         ("snapshot", 199, None, [(1, 10), (3, 30), (4, 40), (5, 50)]),
         ("insert", 219, 205, [(6, 60)]),

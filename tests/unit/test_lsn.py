@@ -10,8 +10,8 @@ from xidstream.pipeline.pg import Lsn
 @pytest.mark.parametrize(
     ("insert_lsn", "record_end"),
     [
-        ("0/2002018", "0/2002000"),  # behind another page's header
-        ("0/2000028", "0/2000000"),  # behind a segment's first one
+        ("0/2002018", "0/2002000"),  # after another page's header
+        ("0/2000028", "0/2000000"),  # after a segment's first one
         ("0/2002028", "0/2002028"),  # 16 bytes of a record from the page before
         ("0/2002078", "0/2002078"),
         ("0/0", "0/0"),

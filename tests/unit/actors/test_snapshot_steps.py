@@ -228,7 +228,7 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
     steps._release(Release(7, discarded=3))
     assert done[-1] == ("discard", target)
     steps._watched(steps._hold, Hold(source_of(7), 4, False), 7)
-    # What a reader wrote behind the first removal.
+    # What a reader wrote after the first removal.
     assert [each[0] for each in done[-2:]] == ["discard", "target"]
     steps._release(Release(7))
     steps.close()

@@ -44,7 +44,7 @@ def test_a_commit_that_lies_in_no_file_is_missing() -> None:
 
 
 def behind(*commits: int) -> Callable[[int, int | None], list[int]]:
-    """The commits behind the beginning of a batch, as ``admitted`` asks for them."""
+    """The commits after the beginning of a batch, as ``admitted`` asks for them."""
     return lambda until, at_most: [lsn for lsn in commits if lsn <= until][:at_most]
 
 

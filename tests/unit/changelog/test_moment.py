@@ -16,7 +16,7 @@ def bounds(xmin: int, xmax: int, *xip: int) -> SnapshotBounds:
 def test_a_commit_that_is_not_visible_yet_is_left_out_and_those_around_it_are_not() -> None:
     taken = bounds(100, 110, 100, 105)
     commits = [(99, 1_100), (105, 1_200), (107, 1_300), (110, 1_400), (100, 2_008)]
-    # 110 began behind the snapshot, and committed before E was read; 100 committed behind E.
+    # 110 began after the snapshot, and committed before E was read; 100 committed after E.
     assert unseen(commits, taken) == (1_200, 1_400)
 
 

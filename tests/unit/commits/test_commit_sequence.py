@@ -63,7 +63,7 @@ def test_there_are_no_figures_before_the_slot_is_open() -> None:
 
 
 def test_the_call_of_a_driver_that_died_takes_nothing_from_the_next_one(tmp_path: Path) -> None:
-    """It waits on in the sequencer. What it took then nobody would ever report, and nothing behind it was confirmed."""
+    """It waits on in the sequencer. What it took then nobody would ever report, and nothing after it was confirmed."""
     end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), 0)
 
     async def work() -> None:
@@ -83,7 +83,7 @@ def test_the_call_of_a_driver_that_died_takes_nothing_from_the_next_one(tmp_path
 
 
 def test_a_late_call_of_a_loop_that_was_replaced_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    """It took a batch that nobody reported: nothing behind it was confirmed any more."""
+    """It took a batch that nobody reported: nothing after it was confirmed any more."""
     ends = [TransactionEnd(Xid(700 + i), Lsn(20 + 10 * i), Lsn(24 + 10 * i), 0) for i in range(2)]
 
     async def work() -> None:
@@ -163,7 +163,7 @@ def test_a_transaction_that_the_sink_cannot_read_stays_in_the_slot(
 def test_nothing_behind_a_parked_tables_first_commit_is_released_before_the_park_is_recorded(
     tmp_path: Path,
 ) -> None:
-    """A crash behind the release, and a later run that takes the change, would leave a hole that nobody knows of."""
+    """A crash after the release, and a later run that takes the change, would leave a hole that nobody knows of."""
     end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), 0)
     bad = BadTable(5, "public.bad", Lsn(19), "why", 3, Xid(700), Lsn(20))
 

@@ -74,7 +74,7 @@ def fill(path: Path) -> None:
 def test_a_disk_that_a_dead_epoch_has_filled_is_freed_by_the_next(
     disk: Path, relation: RelationVersion, garbage: str
 ) -> None:
-    """Its record of 1 KB did not fit, and only behind that it would have removed the garbage: every run failed, until a
+    """Its record of 1 KB did not fit, and only after that it would have removed the garbage: every run failed, until a
     person had made room."""
     root = disk / "storage"
     storage, mine = Storage(str(root)), layout("a")

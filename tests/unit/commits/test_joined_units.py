@@ -176,7 +176,7 @@ def _le(number: int) -> bytes:
 
 
 async def hang_and_go_on(config: Config, n_commits: int, look: Callable[[int, int, int], None]) -> int:
-    """Commits behind a sink that hangs, until all are there or reading stops. Then it takes all of them. Returns how
+    """Commits after a sink that hangs, until all are there or reading stops. Then it takes all of them. Returns how
     many there were; ``look`` gets now and then how many came, how many units wait, and what counts as waiting."""
     trickle, backlog = Trickle(), Backlog(config.buffer_memory_bytes)
     sequencer = CommitSequence(config, "e", lambda error: error, fetch, Stored)

@@ -69,7 +69,7 @@ def parts_of(content: Sealed) -> list[str]:
 
 
 def test_a_table_is_parked_from_its_first_bad_commit_on_whichever_unit_is_ready_first() -> None:
-    """The unit behind the bad one is filled before it, and still has nothing of the table."""
+    """The unit after the bad one is filled before it, and still has nothing of the table."""
     order = order_of()
     for ticket, lsn in enumerate((100, 200, 300)):
         order.add_unit(ticket, Lsn(lsn), Lsn(lsn), Lsn(lsn + 4), 1)

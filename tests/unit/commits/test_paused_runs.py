@@ -181,7 +181,7 @@ class World:
         slot = SlotStorage(self.uri, opened, epoch)
         taken = slot.take_over()
         files = self.loaded(slot, taken)
-        # What comes behind all that is confirmed goes to the journal.
+        # What comes after all that is confirmed goes to the journal.
         commit = max([int(taken.confirmed_lsn) // STEP, FIRST_COMMIT // STEP - 1]) * STEP + STEP
         made = Made(SteppedStorage(self.uri), layout(epoch), RELATION)
         number = max((file.number for file in files), default=-1) + 1

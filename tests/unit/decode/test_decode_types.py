@@ -268,7 +268,7 @@ def test_invalid_utf8_is_poison_at_its_row(bad: bytes) -> None:
 
 
 def test_characters_split_over_two_values_are_not_valid() -> None:
-    # Behind each other in the output buffer they would be one valid character.
+    # After each other in the output buffer they would be one valid character.
     with pytest.raises(PoisonedChange, match="UTF-8"):
         decode("text", [b"\xc3", b"\xa4"])
 

@@ -239,7 +239,7 @@ def test_the_commit_of_a_run_that_died_before_it_was_on_disk_is_there_when_the_t
             writer.commit(written(location, 20, "a"), {APP: 20})
     DeltaTable(location.uri).alter.add_columns(
         [Field("theirs", PrimitiveType("long"))]
-    )  # somebody else, behind it
+    )  # somebody else, after it
     log = Path(location.uri) / "_delta_log"
     commits = [log / f"{version:020d}.json" for version in range(3)]
     assert not set(commits[1:]) & set(flushed)

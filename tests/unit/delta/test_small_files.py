@@ -385,7 +385,7 @@ def test_small_files_are_merged_on_s3_also_where_the_answer_to_the_commit_is_los
     with pytest.raises(SnapshotOutdated):
         commit(writer, location, MANY)
     assert opened(location).watermark(APP) == MANY and opened(location).files().num_rows == MANY
-    # And to the merge behind a commit.
+    # And to the merge after a commit.
     merge = delta_table.merge
 
     def merge_and_lose_the_answer(*arguments: Any) -> list[WrittenFile]:

@@ -366,7 +366,7 @@ def test_merge_has_the_columns_that_the_table_got_meanwhile(
 
 
 class SetForward:
-    """A wall clock that was right, ``behind_s`` behind the machine's, until somebody ``sets`` it to that. So deltalake,
+    """A wall clock that was right, ``behind_s`` after the machine's, until somebody ``sets`` it to that. So deltalake,
     which asks the machine, sees the jump, too. No time passes."""
 
     def __init__(self, behind_s: float) -> None:
@@ -404,7 +404,7 @@ def written_before(location: Location, clock: SetForward) -> set[str]:
 
 
 def kept_once(keeping: list[Upkeep], location: Location, ages: WatchedClock) -> None:
-    """Two commits, and the upkeep behind each, whose steps are due. When the second begin, the first are done."""
+    """Two commits, and the upkeep after each, whose steps are due. When the second begin, the first are done."""
     beside = Upkeep(DeltaRetention(), ages=ages)
     keeping.append(beside)
     writer = DeltaTableWriter.open(location, "public.t")

@@ -1,7 +1,7 @@
 """Several Iceberg tables in one request of a REST catalog: all of a batch is visible at once, or none of it.
 
 The sink is the whole one, over HTTP, without Spark: small batches need none. The server has one transaction of SQLite
-behind a request."""
+after a request."""
 
 from __future__ import annotations
 

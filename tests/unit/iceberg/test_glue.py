@@ -1,4 +1,4 @@
-"""Iceberg tables behind a Glue catalog: moto's server, in another process, for Glue and for S3."""
+"""Iceberg tables after a Glue catalog: moto's server, in another process, for Glue and for S3."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_a_race_that_is_lost_to_somebody_harmless_is_run_again_and_leaves_nothin
 def test_a_race_that_is_lost_to_a_later_run_of_the_slot_commits_nothing_and_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    """pyiceberg itself would append behind the other run, and set its owner back."""
+    """pyiceberg itself would append after the other run, and set its owner back."""
     stale = table_of(tmp_path)
     commit(stale, 100, 1)
     rightful = table_of(tmp_path)

@@ -17,7 +17,7 @@ N_COMMITS = 80
 
 
 def _write(root: str, plan: str) -> None:
-    """What a sink does: go on behind the watermark."""
+    """What a sink does: go on after the watermark."""
     faultpoints._plan = FaultPlan(plan, None) if plan else None
     table = table_of(Path(root))
     for lsn in range(table.watermark(SLOT) + 1, N_COMMITS + 1):

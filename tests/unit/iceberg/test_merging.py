@@ -1,4 +1,4 @@
-"""Small files of an Iceberg table are merged behind the commits: all rows stay, and no new one waits. SQLite."""
+"""Small files of an Iceberg table are merged after the commits: all rows stay, and no new one waits. SQLite."""
 
 from __future__ import annotations
 

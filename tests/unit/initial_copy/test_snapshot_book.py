@@ -292,7 +292,7 @@ def altered(source: PublishedSource) -> PublishedSource:
 def test_a_survey_proves_nothing_where_a_generation_that_is_being_committed_is_another_table(
     storage: Storage,
 ) -> None:
-    """Its line comes into the sink behind the proof, and readers would take it for proven."""
+    """Its line comes into the sink after the proof, and readers would take it for proven."""
     source = source_of(1)
     book = book_of(storage)
     assert book.needs([source], [], Lsn(130)).is_proof
@@ -346,7 +346,7 @@ def test_two_tables_whose_names_differ_in_the_place_of_a_dot_do_not_end_each_oth
 
 
 def test_a_table_that_had_a_snapshot_before_waits_for_its_writers(storage: Storage) -> None:
-    """One that had written before its publication was changed committed behind the new snapshot, with the columns and
+    """One that had written before its publication was changed committed after the new snapshot, with the columns and
     operations of before."""
     source = source_of(1)
     decision = Decision(takes_snapshots=True, published={1: source.published_as})

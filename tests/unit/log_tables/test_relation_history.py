@@ -99,7 +99,7 @@ def test_versions_stand_in_order_and_a_batch_under_the_newest_changes_nothing() 
 
 
 def test_however_batches_are_cut_and_repeated_the_same_versions_are_recorded() -> None:
-    """A at 5 and 10, B from 20 on, A again from 40 on; the run may die behind any batch, and begin anywhere before."""
+    """A at 5 and 10, B from 20 on, A again from 40 on; the run may die after any batch, and begin anywhere before."""
     rows = [(5, A), (10, A), (20, B), (30, B), (40, A)]
     for cuts in itertools.product((False, True), repeat=len(rows) - 1):
         batches: list[list[VersionSince]] = [[at(*rows[0])]]

@@ -73,7 +73,7 @@ def test_small_segments_are_put_and_large_ones_copied_in_the_store(server: S3Ser
 def test_a_segment_with_a_long_end_is_left_to_the_executors(
     server: S3Server, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of several row groups has all behind the first in its end: the driver fetched and sent megabytes for each."""
+    """One of several row groups has all after the first in its end: the driver fetched and sent megabytes for each."""
     long, short = large(world), world.segment(1)
     monkeypatch.setattr(segment_links, "LONGEST_TAIL_BYTES", short.file.tail_bytes)
     assert long.file.tail_bytes > short.file.tail_bytes  # type: ignore[attr-defined]

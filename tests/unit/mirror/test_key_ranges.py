@@ -114,7 +114,7 @@ def test_columns_whose_names_or_types_have_no_statistics_are_left_out_of_the_ran
 def test_a_key_that_had_another_type_before_has_no_ranges(
     tmp_path: Path, before: pa.DataType, value: Any, now: pa.DataType
 ) -> None:
-    """The mirror of the whole slot failed at each refresh behind a new snapshot."""
+    """The mirror of the whole slot failed at each refresh after a new snapshot."""
     schema = pa.schema([("id", before)])
     key = RangedKey.of(["id"], {"id": before})
     table = DeltaTable.create(str(tmp_path / "t"), schema=schema, configuration=key.properties)

@@ -1,4 +1,4 @@
-"""A root that has the log of the same slot on another server, as behind ``pg_upgrade``: nothing is written to it."""
+"""A root that has the log of the same slot on another server, as after ``pg_upgrade``: nothing is written to it."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_a_batch_that_comes_between_the_look_and_the_cut_loses_nothing(
     assert len(come) == 1
     assert int(made.log.cut_lsn(TABLE)) == 1040
     assert made.lsns()[-1] == LAST + 200
-    # And the run's own handle goes on behind a cut that it has not seen.
+    # And the run's own handle goes on after a cut that it has not seen.
     made.shorten("5h")
     made.commit(LAST + 300)
     table = made.tables.open(KEY, TABLE)

@@ -26,7 +26,7 @@ from xidstream.pipeline.mirror.refresh import Answer, TableRefresher
 from xidstream.pipeline.pg import Lsn
 
 N = 20
-"""Commits of a log here, up to 2,000: twenty hours. The retention of five hours asks for what lies behind 1,599."""
+"""Commits of a log here, up to 2,000: twenty hours. The retention of five hours asks for what lies after 1,599."""
 AT = 1_597
 
 

@@ -662,7 +662,7 @@ def test_the_upkeep_of_the_tables_goes_on_while_a_log_is_shortened_and_begins_no
     upkeep = Upkeep(DeltaRetention(), clock=lambda: now_s[0], shorten=shorten)
 
     def pass_by(version: int) -> None:
-        """A turn of ``_transactions``, an hour later, and one of the table behind it."""
+        """A turn of ``_transactions``, an hour later, and one of the table after it."""
         now_s[0] += 3_600.0
         upkeep.note(made.transactions.location, "_transactions", "commit_lsn", version)
         upkeep.note(made.table.location, TABLE, "_commit_lsn", version)

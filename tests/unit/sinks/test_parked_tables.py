@@ -1,4 +1,4 @@
-"""Parked tables and the Delta sink: batches without their rows, written again after a crash. And a batch right behind
+"""Parked tables and the Delta sink: batches without their rows, written again after a crash. And a batch right after
 a snapshot."""
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_a_transaction_that_was_given_up_ends_the_generations_of_its_tables_befo
     ended = [(row["table"], row["until"], row["reason"]) for row in rows if row["state"] == "ended"]
     why = "transaction 9, with its commit at 0/F0, was given up (`xidstream slot skip`)"
     assert sorted(ended) == [(name, 239, why) for name in ["public.other"] * is_of_all + ["public.p"]]
-    # A snapshot that was being taken meanwhile, and one that was taken behind it.
+    # A snapshot that was being taken meanwhile, and one that was taken after it.
     for number, place in ((2, 230), (3, 300)):
         later = Generation(
             PARKED_RELATION, number, dataclasses.replace(bounds, place=Lsn(place), valid_from=Lsn(310))

@@ -28,9 +28,9 @@ def bounds(xmin: int, xmax: int, *xip: int, place: int = 999, valid_from: int = 
         (101, 500, True),
         (101, 1500, True),  # between B and E, and already seen
         (104, 1500, False),  # open when the snapshot was taken, committed before E was read
-        (110, 1500, False),  # begun behind it
+        (110, 1500, False),  # begun after it
         (101, 2000, True),
-        (101, 2001, False),  # behind E, whatever its xid
+        (101, 2001, False),  # after E, whatever its xid
         (90, 2001, False),
     ],
 )

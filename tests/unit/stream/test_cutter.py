@@ -335,7 +335,7 @@ def test_ten_thousand_rolled_back_savepoints_cut_no_block_and_go_with_the_next_o
 def test_a_rollback_of_several_subtransactions_is_told_whole_though_a_block_is_cut_within_it(
     feed: Feed,
 ) -> None:
-    """The rows of the parent come behind those of its released child: without each other they are no suffix."""
+    """The rows of the parent come after those of its released child: without each other they are no suffix."""
     cutter, wire = make_cutter(), Wire()
     wire.start(700, first=True)
     wire.insert("a", subxid=701)

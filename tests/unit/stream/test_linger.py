@@ -43,7 +43,7 @@ def test_behind_blocks_that_wait_to_be_sent_small_ones_wait_for_company(linger: 
 
 
 def test_what_was_cut_later_holds_no_small_transaction_back(linger: Linger) -> None:
-    """A giant's blocks, one behind the other: the queue is never empty, and yet moves on."""
+    """A giant's blocks, one after the other: the queue is never empty, and yet moves on."""
     assert not linger.whole_is_due(100.0, 90, quiet=False, cut_bytes=100, sent_bytes=0)
     assert not linger.whole_is_due(100.009, 90, quiet=False, cut_bytes=500, sent_bytes=100)
     assert linger.whole_is_due(100.011, 90, quiet=False, cut_bytes=900, sent_bytes=400)

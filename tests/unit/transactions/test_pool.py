@@ -192,7 +192,7 @@ def test_slots_share_what_the_cap_leaves_above_their_floors_first_come_first_ser
 
 
 def test_what_a_dead_reader_had_asked_for_on_its_last_breath_is_not_lent_for_ever() -> None:
-    """Its question may arrive behind the supervisor's release; nobody would give that share back."""
+    """Its question may arrive after the supervisor's release; nobody would give that share back."""
     quota = BufferQuota(maximum=6, floors=2)
     quota.release("a")
     assert quota.want("a", 1, 16) == 1
