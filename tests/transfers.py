@@ -153,20 +153,25 @@ def as_of_sum(root: Place, spark: Any, lsn: int | None = None) -> tuple[int, int
     return int(state.lsn), sum(totals)
 
 
-def oldest_sum(root: Place, spark: Any) -> tuple[int, int] | None:
-    """The oldest moment that the log says it has of both tables. None where it was cut further before this had read."""
+def oldest_lsn(root: Place) -> int:
+    """From where on the log says that it has all states of both tables."""
+    from xidstream import ChangeLog
+
+    log = ChangeLog(str(root))
+    return max(int(lsn) for lsn in map(log.oldest_lsn, ("public.a", "public.b")) if lsn is not None)
+
+
+def sum_unless_cut(root: Place, spark: Any, *, oldest: bool) -> tuple[int, int] | None:
+    """Of the oldest or the newest moment that the log has. None where it was cut further before this had read it: where
+    it is shortened after seconds, that may be said of the newest one, too."""
     from xidstream import ChangeLog
     from xidstream.pipeline.errors import PreconditionMissing
 
-    def oldest() -> int:
-        log = ChangeLog(str(root))
-        return max(int(lsn) for lsn in map(log.oldest_lsn, ("public.a", "public.b")) if lsn is not None)
-
-    lsn = oldest()
+    lsn = oldest_lsn(root) if oldest else int(ChangeLog(str(root)).readable_lsn)
     try:
         return as_of_sum(root, spark, lsn)
     except PreconditionMissing:
-        assert lsn < oldest(), f"{lsn} is refused, and the log says that it has all from there on"
+        assert lsn < oldest_lsn(root), f"{lsn} is refused, and the log says that it has all from there on"
         return None
 
 
@@ -401,8 +406,8 @@ def _read(
 ) -> bool:
     kinds: dict[str, Callable[[], tuple[int, int] | None]] = {
         "manifest": lambda: manifest_sum(root),
-        "as_of": lambda: as_of_sum(root, spark),
-        "oldest": lambda: oldest_sum(root, spark),
+        "as_of": lambda: sum_unless_cut(root, spark, oldest=False),
+        "oldest": lambda: sum_unless_cut(root, spark, oldest=True),
     }
     wanted = {
         "manifest": options.manifest,
