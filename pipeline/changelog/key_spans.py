@@ -130,8 +130,8 @@ class KeySpans:
         files = table.files()
         for span in self.spans:
             if span.has_statistics:
-                least, greatest = table.least(span.column), table.greatest(span.column)
-                files = [f for f in files if _may_hold(f.path, least[f.path], greatest[f.path], span)]
+                least, greatest = (told(span.column, OWN_FILES) for told in (table.least, table.greatest))
+                files = [f for f in files if _may_hold(least[f.path], greatest[f.path], span)]
         return files
 
     def within(self, *, or_null: bool = False) -> Column:
@@ -187,8 +187,8 @@ def _holds(there: pa.Schema, name: str, span: KeySpan, *, of_any: bool = False) 
     return found == span.type or bool(pt.is_large_string(found) and pt.is_string(span.type))
 
 
-def _may_hold(path: str, least: Any, greatest: Any, span: KeySpan) -> bool:
-    if not path.startswith(OWN_FILES) or least is None or greatest is None:
+def _may_hold(least: Any, greatest: Any, span: KeySpan) -> bool:
+    if least is None or greatest is None:
         return True
     low, high = pa.scalar(least, span.type), pa.scalar(greatest, span.type)
     is_above = span.greatest is not None and pc.greater(low, span.greatest).as_py()
