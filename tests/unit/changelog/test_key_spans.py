@@ -83,6 +83,7 @@ def test_columns_whose_statistics_say_nothing_leave_nothing_out() -> None:
     for name in ("x", "grown", "other"):
         assert spans({name: (1, 2)}).wanted(SCHEMA) is None
     assert KeySpans.of(SHAPE, {"id": (None, None)}, SHAPE.columns) is None
+    assert spans({"id": (1.0, None)}).spans == spans({"id": (1, None)}).spans
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,8 @@ def test_columns_whose_statistics_say_nothing_leave_nothing_out() -> None:
     [
         ({"id": ("a", None)}, "no int64"),
         ({"id": (1 << 70, None)}, "no int64"),
+        ({"id": (1.5, None)}, "no int64"),
+        ({"id": (None, -1.5)}, "no int64"),
         ({"id": (datetime.datetime(2026, 1, 1), None)}, "no int64"),
         ({"id": 3}, "not a pair"),
         ({"id": (1, 2, 3)}, "not a pair"),
