@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -130,8 +131,8 @@ class KeySpans:
         files = table.files()
         for span in self.spans:
             if span.has_statistics:
-                least, greatest = table.least(span.column), table.greatest(span.column)
-                files = [f for f in files if _may_hold(f.path, least[f.path], greatest[f.path], span)]
+                least, greatest = (told(span.column, OWN_FILES) for told in (table.least, table.greatest))
+                files = [f for f in files if _may_hold(least[f.path], greatest[f.path], span)]
         return files
 
     def within(self, *, or_null: bool = False) -> Column:
@@ -172,10 +173,13 @@ def _value(name: str, value: Any, type_: pa.DataType) -> pa.Scalar:
         )
     if is_moment and not pt.is_timestamp(type_):
         raise UsageError(f"keys[{name!r}] has a value that is no {type_}")
-    try:
-        return pa.scalar(value, type_)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        raise UsageError(f"keys[{name!r}] has a value that is no {type_}") from None
+    found: pa.Scalar | None = None
+    with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
+        found = pa.scalar(value, type_)
+    # Arrow cuts 1.5 to 1, and would take a row that is not in the range.
+    if found is None or (pt.is_integer(type_) and found.as_py() != value):
+        raise UsageError(f"keys[{name!r}] has a value that is no {type_}")
+    return found
 
 
 def _holds(there: pa.Schema, name: str, span: KeySpan, *, of_any: bool = False) -> bool:
@@ -187,8 +191,8 @@ def _holds(there: pa.Schema, name: str, span: KeySpan, *, of_any: bool = False) 
     return found == span.type or bool(pt.is_large_string(found) and pt.is_string(span.type))
 
 
-def _may_hold(path: str, least: Any, greatest: Any, span: KeySpan) -> bool:
-    if not path.startswith(OWN_FILES) or least is None or greatest is None:
+def _may_hold(least: Any, greatest: Any, span: KeySpan) -> bool:
+    if least is None or greatest is None:
         return True
     low, high = pa.scalar(least, span.type), pa.scalar(greatest, span.type)
     is_above = span.greatest is not None and pc.greater(low, span.greatest).as_py()

@@ -242,14 +242,16 @@ def admitted(
     of more than a number the first ones; it is not asked for those after the batch, but for one. ``files``: those with
     the rows up to ``newest``, the oldest first.
 
-    At least one transaction is admitted, and the first file as a whole: to cut it would be to read it twice.
+    At least one transaction is admitted, and the first file as a whole: to cut it would be to read it twice. So are
+    files beside it, of other tables or in the order of a layout, as far as its LSNs go: however many overlap, a batch
+    gets one file further.
     """
     upto = newest
     n_bytes = 0
     for i, file in enumerate(files):
         n_bytes += file.n_bytes
         if max_bytes is not None and i and n_bytes > max_bytes:
-            upto = min(newest, file.min_lsn - 1)
+            upto = min(newest, max(file.min_lsn - 1, files[0].max_lsn))
             break
     found = lsns(upto, None if max_transactions is None else max_transactions + 1)
     if max_transactions is not None and len(found) > max_transactions:

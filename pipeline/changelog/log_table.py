@@ -132,13 +132,23 @@ class LogTable(ABC):
             if file.min_lsn <= last and file.max_lsn >= first
         ]
 
-    def greatest(self, column: str) -> dict[str, Any]:
-        """By the path of each file, the greatest value of a column; None where it is not told."""
-        return dict(zip(self._told("path"), self._told(f"max.{column}"), strict=True))
+    def greatest(self, column: str, begin: str = "") -> dict[str, Any]:
+        """By the path of each file, the greatest value of a column; None where it is not told. ``begin``: how the paths
+        begin of the files that are asked for, None for others. Only what the sink or a mirror writes is sure to be a
+        value of Python's: other tools tell of dates after the year 9999."""
+        return self._bound(f"max.{column}", begin)
 
-    def least(self, column: str) -> dict[str, Any]:
+    def least(self, column: str, begin: str = "") -> dict[str, Any]:
         """By the path of each file, the least value, as ``greatest`` has the greatest."""
-        return dict(zip(self._told("path"), self._told(f"min.{column}"), strict=True))
+        return self._bound(f"min.{column}", begin)
+
+    def _bound(self, name: str, begin: str) -> dict[str, Any]:
+        files, paths = self._files, self._told("path")
+        if name not in files.column_names:
+            return dict.fromkeys(paths)
+        told = files[name]
+        asked = pc.if_else(pc.starts_with(files["path"], begin), told, pa.scalar(None, told.type))
+        return dict(zip(paths, asked.to_pylist(), strict=True))
 
     @cached_property
     def _files(self) -> pa.Table:

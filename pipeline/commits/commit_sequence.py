@@ -372,7 +372,7 @@ class CommitSequence:
             self._check_loop(loop)
             self._left_out += [(each.xid, each.commit_lsn) for each in self._leaving_out.pop(number)]
         contents = self._order.batch_done(number)
-        self._confirming.press(sum(content.memory_bytes for content in contents))
+        self._confirming.press(sum(self._owed_bytes(content) for content in contents))
         # At this moment: a file that leaves the journal is removed behind a record without it, and with what it names.
         keys = [key for content in contents for key in content.stored_keys()]
         in_use = self._journaling.in_use(keys)
@@ -384,6 +384,12 @@ class CommitSequence:
         self._changed.notify()
         if unused:
             await asyncio.to_thread(self._storage.delete, unused)
+
+    def _owed_bytes(self, content: Sealed) -> int:
+        """What the reader may count of it until it has its credit (``Backlog``). A transaction with rows in segments
+        takes little here, and counts there with its raw bytes, up to what a buffer holds."""
+        spilled_bytes = self._config.buffer_memory_bytes if content.stored_keys() else 0
+        return content.memory_bytes + spilled_bytes
 
     async def aim(self, target: Lsn) -> None:
         """Be finished when everything up to ``target`` is confirmed."""

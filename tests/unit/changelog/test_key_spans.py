@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_columns_whose_statistics_say_nothing_leave_nothing_out() -> None:
     for name in ("x", "grown", "other"):
         assert spans({name: (1, 2)}).wanted(SCHEMA) is None
     assert KeySpans.of(SHAPE, {"id": (None, None)}, SHAPE.columns) is None
+    assert spans({"id": (1.0, None)}).spans == spans({"id": (1, None)}).spans
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,8 @@ def test_columns_whose_statistics_say_nothing_leave_nothing_out() -> None:
     [
         ({"id": ("a", None)}, "no int64"),
         ({"id": (1 << 70, None)}, "no int64"),
+        ({"id": (1.5, None)}, "no int64"),
+        ({"id": (None, -1.5)}, "no int64"),
         ({"id": (datetime.datetime(2026, 1, 1), None)}, "no int64"),
         ({"id": 3}, "not a pair"),
         ({"id": (1, 2, 3)}, "not a pair"),
@@ -131,3 +135,20 @@ def test_files_of_a_base_table_are_left_out_by_what_its_mirror_wrote_of_them(tmp
     assert left({"at": (last, last)}) == [other, f"{OWN}a"]
     assert left({"at": (last, None), "id": (None, 12)}) == [other, f"{OWN}a", f"{OWN}b"]
     assert spans({"other": (1, 2)}).in_base(opened.schema) is None
+
+
+def test_a_date_that_python_has_not_in_a_file_of_another_tool_hides_no_file(tmp_path: Path) -> None:
+    """deltalake's ``optimize`` writes such a range; a mirror writes none."""
+    shape = TableShape("public.t", {"day": ColumnShape(t.DateType(), ("day",))}, ("day",))
+    table = DeltaTable.create(str(tmp_path), pa.schema({"day": pa.date32()}))
+    actions = []
+    for path, greatest in ((f"{OWN}a/f.parquet", "2026-01-31"), ("part-a.parquet", "+10000-01-11")):
+        stats = {"numRecords": 1, "minValues": {"day": "2026-01-01"}, "maxValues": {"day": greatest}}
+        actions.append(AddAction(path, 1, {}, 0, True, json.dumps(stats)))
+    table.create_write_transaction(actions, "append", table.schema())
+    opened = DeltaLogTable(Location.parse(str(tmp_path)))
+    for day, paths in ((15, ["part-a.parquet", f"{OWN}a/f.parquet"]), (32, ["part-a.parquet"])):
+        asked = datetime.date(2025, 12, 31) + datetime.timedelta(days=day)
+        found = KeySpans.of(shape, {"day": (asked, None)}, shape.key)
+        assert found is not None
+        assert sorted(file.path for file in found.files_of_base(opened)) == paths

@@ -71,8 +71,19 @@ def test_a_batch_goes_as_far_as_transactions_and_bytes_allow_and_never_cuts_one(
 
 
 def test_files_that_overlap_still_let_a_batch_go_on() -> None:
-    assert admitted(50, behind(10, 50), [file(10, 50), file(10, 40)], None, 1) == 10
-    assert admitted(50, behind(), [file(10, 50), file(10, 40)], None, 1) == 50
+    assert admitted(50, behind(10, 50), [file(10, 40), file(10, 50)], None, 1) == 10
+    assert admitted(50, behind(), [file(10, 40), file(10, 50)], None, 1) == 50
+
+
+def test_files_that_overlap_are_not_read_again_for_each_transaction() -> None:
+    """As those do that a merge has ordered by a column, and those of several tables."""
+    files = [file(10 + i, 90 + i) for i in range(8)]
+    begun, n_batches = 9, 0
+    while begun < 97:
+        left = [each for each in files if each.max_lsn > begun]
+        begun = admitted(97, behind(*range(begun + 1, 98)), left, None, 100)
+        n_batches += 1
+    assert n_batches <= len(files)
 
 
 @pytest.fixture

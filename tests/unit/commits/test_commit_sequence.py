@@ -449,6 +449,34 @@ class NotedStorage:
         self.log.append("remove journal")
 
 
+@pytest.mark.parametrize("is_spilled", [False, True])
+def test_a_transaction_in_segments_is_not_little_to_a_reader_that_waits_for_credit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_spilled: bool
+) -> None:
+    """The reader counts its raw bytes. Two of them stopped the reading until the next record, a second later."""
+    config = Config(storage=str(tmp_path))
+    segment = Segment("a segment", RELATION, RowFile(1, 1, "crc32:00000000", 0, ()))
+    taken: list[int] = []
+    monkeypatch.setattr(Confirming, "press", lambda _, n_bytes: taken.append(n_bytes))
+
+    async def work() -> None:
+        made = sequence(config)
+        await made.open(Reader().tell, AT_5, None)
+        loop = (await made.sink_opened(Lsn(0), 0)).loop
+        content = nothing(TransactionEnd(Xid(7), Lsn(100), Lsn(104), 0))
+        if is_spilled:
+            content = dataclasses.replace(content, segments=(SegmentPart(segment, Commit(Lsn(100), 0)),))
+        made._order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
+        made._order.fill(0, content)
+        batch = await made.next_batch(5, loop)
+        assert batch is not None
+        await made.batch_done(batch.number, loop)
+
+    asyncio.run(work())
+    (n_bytes,) = taken
+    assert (n_bytes >= min(config.backlog_bytes, config.buffer_memory_bytes)) is is_spilled
+
+
 @pytest.mark.parametrize("turns", range(7))
 def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
     turns: int,
