@@ -105,8 +105,9 @@ class SlotReader:
             check=self._check_before_slot,
         )
         self._waiting_for = None
-        connection = self._slot.connection
-        with dropped_again(connection.same_server, config.slot) if self._slot.is_new else nullcontext():
+        connection, made_at = self._slot.connection, self._slot.made_at
+        server = connection.same_server
+        with nullcontext() if made_at is None else dropped_again(server, config.slot, made_at):
             self._decision: Decision = with_slot_xmax(config, connection, self._decision)
         identity = self._slot.identity
         self._layout = Layout(identity.system_identifier, identity.slot, self._epoch)

@@ -323,6 +323,8 @@ class ManifestWriter:
                 added.append(replace(newest, version=version))
             if len(lines) > len(gone) or added:  # else they would be the greatest ones
                 now = datetime.datetime.now(datetime.timezone.utc)
+                # This machine's clock may be behind that of who refreshed, and the vacuum counts from here.
+                now = max([now, *(line.refreshed_at for line in lines)])
                 added += [
                     replace(line, slot=RETIRED + line.slot, lsn=RETIRED_LSN, refreshed_at=now)
                     for line in gone

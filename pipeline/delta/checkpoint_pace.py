@@ -13,6 +13,10 @@ each of which has a block there. Where all this says a hundred, every hundredth 
 A checkpoint that could not be written (a full disk) is due again some commits later: each try may cost as much as one
 that succeeds.
 
+Several slots may commit to one table, as to ``_transactions``. A writer that was overtaken since its commit makes no
+checkpoint in between, but it makes the one of a hundred that nobody has made: where all overtake each other all the
+time, there would be none else.
+
 Rejected: to set ``delta.checkpointInterval``, which is the table's, and a person's to set. Where it is set, it holds.
 Also rejected: deltalake's own checkpoints, which it writes within the call that commits. One that fails makes that call
 fail, whose commit was made.
@@ -44,17 +48,23 @@ class CheckpointPace:
         self._commits = LEAST
         self._not_before = version
 
-    def is_due(self, version: int) -> bool:
-        """Whether this version is to have one. With 100 at most, version 99 is, for it is the hundredth."""
+    def is_due(self, version: int, *, is_overtaken: bool = False) -> bool:
+        """Whether this version is to have one. With 100 at most, version 99 is, for it is the hundredth.
+        ``is_overtaken``: there are others' commits since the last one of the writer's."""
         if version < self._not_before:
             return False
         if (version + 1) // self._most > (self._version + 1) // self._most:
             return True
-        return self._may_more and self._commits < self._most and version - self._version >= self._commits
+        may_more = self._may_more and not is_overtaken
+        return may_more and self._commits < self._most and version - self._version >= self._commits
 
     def failed(self, version: int) -> None:
         """The one of this version could not be written."""
         self._not_before = version + LEAST
+
+    def made_by_another(self, version: int) -> None:
+        """Another writer has made the one of this version."""
+        self._version = max(version, self._version)
 
     def made(self, version: int, took_s: float, n_bytes: int) -> None:
         """It has one of ``n_bytes``. ``took_s``: to write it, and to open the table at it."""

@@ -411,10 +411,11 @@ class DeltaTableWriter:
     def _keep_log_short(self, ours: int) -> None:
         """After a commit of ours, which made the version ``ours``. What fails here is told, and tried again: the
         commit stands."""
-        if self.version != ours:
-            return
+        is_overtaken = self.version != ours
         try:
-            if self._checkpoints.is_due(self.version):
+            if is_overtaken and self._checkpoints.is_due(self.version, is_overtaken=True):
+                self._checkpoints.made_by_another(self._checkpoint_there())
+            if self._checkpoints.is_due(self.version, is_overtaken=is_overtaken):
                 self._write_checkpoint()
             self._clean_if_due()
         except _FAILURES as error:
@@ -427,6 +428,14 @@ class DeltaTableWriter:
                     "stand, and this is tried again"
                 )
                 _LOGGER.warning(events.Event("checkpoint_failed", text, table=self.label))
+
+    def _checkpoint_there(self) -> int:
+        """The version of the log's last checkpoint; NOTHING where it has none. Raises OSError."""
+        try:
+            told = json.loads(self.location.read("_delta_log/_last_checkpoint"))
+            return int(told["version"])
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return NOTHING  # it is a hint, and one more checkpoint does no harm
 
     def _write_checkpoint(self) -> None:
         """In a folder the handle goes on from the checkpoint: what it lists begins there."""

@@ -13,6 +13,7 @@ piece by piece.
   lies at the cut, ahead of every base table that is usable. So there is nothing to take the place of.
 - The commit carries the table's cut and its count of erasures as they were when the version was chosen. So Delta
   refuses it beside a cut or another erasure, and everything is looked at again. The sink's commits pass.
+- A version that has lost a file answers nobody, and keeps nobody from erasing. Its states go, and ``erasing`` says so.
 - A crash ahead of the commit leaves files without a name, which go like those of a failed snapshot. A crash after it
   leaves a log with one start more, and the next time there is nothing to do here.
 - What the next erasure takes it takes from the fold, too, which stands in the log as a snapshot does. And the log's
@@ -90,13 +91,14 @@ def keep_states(
     check: Callable[[], None] = lambda: None,
 ) -> Lsn | None:
     """Fold what the oldest states of the table need, without the rows of ``keys``, if the erasure would take it.
-    Returns the LSN from which on the fold answers; None where none was needed. ``held``: as ``erase_base`` takes it.
-    ``check`` raises where this is to be given up.
+    Returns the LSN from which on the fold answers; None where none was needed, or the version has lost files.
+    ``held``: as ``erase_base`` takes it. ``check`` raises where this is to be given up.
 
     Raises StorageFault, SinkFailed, OSError and what pyarrow and deltalake raise; then nothing is committed, or all of
     it, and it may be called again."""
     location = log.log_table(label)[1].location
     written: _Written | None = None
+    torn: set[int] = set()
     directory = new_directory()
     try:
         for _ in range(ATTEMPTS):
@@ -115,7 +117,13 @@ def keep_states(
             if written is None or not written.fits(start, n_erasures):
                 attempt_files.remove(location, directory)
                 directory = new_directory()
-                files = _write(at, start.base, keys, writer, directory, check)
+                try:
+                    files = _write(at, start.base, keys, writer, directory, check)
+                except FileNotFoundError:
+                    if start.base.version in torn:
+                        return None
+                    torn.add(start.base.version)  # a vacuum may have been ahead: look again
+                    continue
                 written = _Written(start, files, n_erasures)
             at_lsn = fold_behind(lsn)
             n_rows = sum(file.n_rows for file in written.files)

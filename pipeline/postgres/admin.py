@@ -24,7 +24,13 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import dict_row
 
-from xidstream.pipeline.errors import ConnectionLost, EnvironmentFault, PreconditionMissing, Unsupported
+from xidstream.pipeline.errors import (
+    ConnectionLost,
+    EnvironmentFault,
+    PreconditionMissing,
+    SlotInUse,
+    Unsupported,
+)
 from xidstream.pipeline.exchange import PrepareCover
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pg_rules import check_slot_name
@@ -269,6 +275,21 @@ def drop_slot(dsn: Dsn, slot: str) -> None:
     with sql_connection(dsn, f"dropping slot {slot}") as connection:
         require_slot(connection, slot)
         connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+
+
+def drop_unread_slot(dsn: Dsn, slot: str, made_at: Lsn) -> None:
+    """Drop the slot that ``create_slot`` has just made at ``made_at``. One that is gone by now is no error. Raises
+    SlotInUse while somebody reads it, and where somebody has: it has been confirmed to since, or is another of that
+    name."""
+    check_slot_name(slot)
+    with sql_connection(dsn, f"dropping slot {slot}") as connection:
+        dropped = connection.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+            " WHERE slot_name = %s AND confirmed_flush_lsn = %s::text::pg_lsn",
+            (slot, str(made_at)),
+        ).fetchone()
+        if dropped is None and read_slot(connection, slot).exists:
+            raise SlotInUse(f"slot {slot} has been read by somebody else by now")
 
 
 def advance_slot(dsn: Dsn, slot: str, lsn: Lsn, timeout_s: float = 10.0) -> None:

@@ -29,7 +29,7 @@ from xidstream.pipeline.postgres.admin import (
     SlotState,
     create_slot,
     describe_slot,
-    drop_slot,
+    drop_unread_slot,
     prepare_cover,
     settled_flush_lsn,
 )
@@ -71,8 +71,8 @@ class OpenSlot:
     """Whether the slot has never sent a PREPARE to anybody: it is new, or had no two-phase until now."""
     pid: int
     """The pid of the connection's process on the server. A pooler may have told libpq another one."""
-    is_new: bool = False
-    """Whether the slot was made for this."""
+    made_at: Lsn | None = None
+    """Where the slot began that was made for this; None: it was there."""
 
     def start(self, start_lsn: Lsn = INVALID_LSN) -> None:
         """START_REPLICATION from the confirmed position, or from ``start_lsn`` if that is further. Raises SlotInUse,
@@ -162,27 +162,30 @@ def _connected(
     dsn = connection.same_server
     state = describe_slot(dsn, settings.slot)
     if state.exists:
-        return _described(settings, connection, identity, state, is_new=False)
+        return _described(settings, connection, identity, state, made_at=None)
     if not create:
         raise PreconditionMissing(
             f"slot {settings.slot} does not exist",
             remedy=REMEDY_CREATE_SLOT,
         )
-    create_slot(dsn, settings.slot, two_phase=settings.two_phase, failover=settings.failover, on_wait=on_wait)
-    with dropped_again(dsn, settings.slot):
+    made_at = create_slot(
+        dsn, settings.slot, two_phase=settings.two_phase, failover=settings.failover, on_wait=on_wait
+    )
+    with dropped_again(dsn, settings.slot, made_at):
         state = describe_slot(dsn, settings.slot)
-        return _described(settings, connection, identity, state, is_new=True)
+        return _described(settings, connection, identity, state, made_at=made_at)
 
 
 @contextmanager
-def dropped_again(login: Login, slot: str) -> Iterator[None]:
-    """What fails in here is of a slot that was just made, and that nobody has read: it is dropped, for else it would
-    keep WAL for ever if nobody tries again. One that cannot be dropped is told."""
+def dropped_again(login: Login, slot: str, made_at: Lsn) -> Iterator[None]:
+    """What fails in here is of a slot that was just made, at ``made_at``: it is dropped, for else it would keep WAL for
+    ever if nobody tries again. One that cannot be dropped is told. It stays where another run, which found it there,
+    has confirmed something meanwhile: what comes after that is in the slot alone."""
     try:
         yield
     except BaseException as error:
         try:
-            drop_slot(login, slot)
+            drop_unread_slot(login, slot, made_at)
         except XidstreamError as reason:
             text = (
                 f"slot {slot}, which was just made, could not be dropped again ({reason.message}): it keeps WAL "
@@ -198,10 +201,10 @@ def _described(
     identity: SlotIdentity | None,
     state: SlotState,
     *,
-    is_new: bool,
+    made_at: Lsn | None,
 ) -> OpenSlot:
     dsn = connection.same_server
-    no_prepare_sent = is_new or not state.two_phase
+    no_prepare_sent = made_at is not None or not state.two_phase
     if state.plugin != PLUGIN:
         raise PreconditionMissing(
             f"slot {settings.slot} uses the plugin {state.plugin}, not {PLUGIN}",
@@ -241,7 +244,7 @@ def _described(
         history=connection.switch_points(system.timeline),
         no_prepare_sent=no_prepare_sent,
         pid=connection.server_pid(),
-        is_new=is_new,
+        made_at=made_at,
     )
 
 

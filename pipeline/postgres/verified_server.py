@@ -9,7 +9,8 @@ no table, and comes through the slot. It is the only thing that a verification w
 its own, because heartbeats never reach the sink (``postgres.heartbeat``). A standby cannot write one, and before
 PostgreSQL 14 pgoutput sends none.
 
-*Who reads.* A log that is waited for has to be written by somebody. Whether a run has the slot, the server knows.
+*Who reads.* A log that is waited for has to be written by somebody. Whether a run has the slot, the server knows whose
+slot it is. A standby's copy of a slot that fails over is read by nobody: the run is at the primary.
 
 Called by ``pipeline.verify``.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from xidstream.pipeline.postgres.admin import sql_connection
+from xidstream.pipeline.postgres.admin import read_slot, sql_connection
 from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.stream_options import PG14
 
@@ -30,10 +31,6 @@ _ASKED: Final = (
 )
 _HAS_SLOT: Final = (
     "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s AND database = current_database())"
-)
-
-_IS_READ: Final = (
-    "SELECT active FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()"
 )
 
 
@@ -62,10 +59,13 @@ def verified_server(dsn: Dsn, slot: str) -> VerifiedServer:
 
 
 def is_read(dsn: Dsn, slot: str) -> bool:
-    """Whether somebody reads the slot; also where it is none of this database. Raises what connecting raises."""
+    """Whether somebody reads the slot; also where this server cannot tell, because it is none of this database, or a
+    standby's copy. Raises what connecting raises."""
     with sql_connection(dsn, "whether the slot is read") as connection:
-        row = connection.execute(_IS_READ, (slot,)).fetchone()
-    return row is None or bool(row[0])
+        state, row = read_slot(connection, slot), connection.execute("SELECT current_database()").fetchone()
+    assert row is not None
+    is_known = state.exists and state.database == row[0] and not state.awaits_promotion
+    return not is_known or bool(state.active)
 
 
 def mark(dsn: Dsn) -> None:

@@ -2,8 +2,8 @@
 
 First all of them are held, each with its own E. Then the log is waited for once. Then each is read, let go of, and
 compared. What keeps a table from being compared is its result. Only a log that stands still ends more than one table:
-it has not come far enough in time, or nobody has read the slot for a minute, so that the tables would be held for
-nothing.
+it has not come far enough in time, or for a minute nobody has read the slot and the log has not gone on, so that the
+tables would be held for nothing.
 
 Called by ``verifying``.
 """
@@ -112,9 +112,12 @@ class Comparing:
         began_s = time.monotonic()
         has_marked = False
         looked_s = read_s = 0.0
+        before = None
         while (found := answered_up_to(self.log)) < lsn:
             self.check()
             waited_s = time.monotonic() - began_s
+            if found != before:
+                before, read_s = found, waited_s  # a sink writes what its run has read
             if waited_s >= self.settings.timeout_s:
                 hint = (
                     ""

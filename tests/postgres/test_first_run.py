@@ -26,9 +26,16 @@ from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres import opening
-from xidstream.pipeline.postgres.admin import create_slot, describe_slot, drop_slot
+from xidstream.pipeline.postgres.admin import (
+    advance_slot,
+    create_slot,
+    current_flush_lsn,
+    describe_slot,
+    drop_slot,
+)
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.opening import slot_settings
+from xidstream.pipeline.postgres.verified_server import mark
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.storage.beginning_record import read_beginning, write_beginning
@@ -294,12 +301,52 @@ def test_a_start_that_fails_behind_the_slot_it_made_drops_it_again_and_no_other(
             with pytest.raises(PreconditionMissing, match="was left"):
                 prepare_reader(creating, failing)
             assert not describe_slot(config.dsn, config.slot).exists
-            failing.setattr(opening, "drop_slot", fail)
+            failing.setattr(opening, "drop_unread_slot", fail)
             with pytest.raises(PreconditionMissing, match="was left"):
                 prepare_reader(creating, failing)
             assert "could not be dropped again" in caplog.text and "slot drop" in caplog.text
     prepare_reader(creating, monkeypatch)
     assert describe_slot(config.dsn, config.slot).exists
+
+
+@NEWEST
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "made_anew"])
+def test_a_start_that_fails_drops_no_slot_that_another_run_has_read_meanwhile_or_made_anew(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_read: bool
+) -> None:
+    """What the other run has not delivered is in the slot alone."""
+    drop_slot(config.dsn, config.slot)
+
+    def fail(*args: object) -> Lsn:
+        mark(config.dsn)
+        if is_read:
+            advance_slot(config.dsn, config.slot, current_flush_lsn(config.dsn))
+        else:
+            drop_slot(config.dsn, config.slot)
+            create_slot(config.dsn, config.slot)
+        raise PreconditionMissing("the server was left")
+
+    monkeypatch.setattr(slot_reader, "with_slot_xmax", fail)
+    with pytest.raises(PreconditionMissing, match="was left"):
+        prepare_reader(dataclasses.replace(config, create_slot=True, snapshot="never"), monkeypatch)
+    assert describe_slot(config.dsn, config.slot).exists
+    assert "has been read by somebody else" in caplog.text
+
+
+@NEWEST
+def test_a_slot_that_somebody_has_dropped_already_is_not_told_to_keep_wal(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drop_slot(config.dsn, config.slot)
+
+    def fail(*args: object) -> Lsn:
+        drop_slot(config.dsn, config.slot)
+        raise PreconditionMissing("the server was left")
+
+    monkeypatch.setattr(slot_reader, "with_slot_xmax", fail)
+    with pytest.raises(PreconditionMissing, match="was left"):
+        prepare_reader(dataclasses.replace(config, create_slot=True, snapshot="never"), monkeypatch)
+    assert "could not be dropped" not in caplog.text
 
 
 @NEWEST

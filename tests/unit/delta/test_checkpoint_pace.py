@@ -143,3 +143,17 @@ def test_files_are_listed_when_there_may_be_many_small_ones_and_not_for_each_com
         commit(writer, location, lsn)
     assert listed == [1, 32]
     assert len(DeltaTable(location.uri).file_uris()) == 1
+
+
+def test_slots_whose_commits_overtake_each_other_all_the_time_have_checkpoints_of_their_table(
+    location: Location,
+) -> None:
+    """In _transactions of several slots no commit of one need follow its last one. No checkpoint was made then."""
+    opened(location)
+    DeltaTable(location.uri).alter.set_table_properties({"delta.checkpointInterval": "10"})
+    writers = {app: opened(location) for app in (APP, "of another slot", "of a third one")}
+    for lsn in range(1, 21):
+        for app, writer in writers.items():
+            writer.commit([], {app: lsn})
+    assert [(version + 1) // 10 for version in checkpoints(location)] == [1, 2, 3, 4, 5, 6]
+    assert {opened(location).watermark(app) for app in writers} == {20}

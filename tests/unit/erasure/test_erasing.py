@@ -25,7 +25,7 @@ from tests.unit.storage.test_journal_file import transaction_rows, unit
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.changelog.manifest import read_lines
+from xidstream.pipeline.changelog.manifest import base_of, read_lines
 from xidstream.pipeline.delta.erased_keys import parse_keys
 from xidstream.pipeline.erasure import kept_states
 from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
@@ -326,6 +326,23 @@ def test_a_fold_that_cannot_be_is_told_with_the_states_that_go(tmp_path: Path) -
     made.snapshot(2, 806, 800, test_log_shortening.truth(800))  # it has the fold's place
     (text,) = erase_from(made, tmp_path)
     assert "its states from 0/320 on" in text and text.endswith("what can be read now: from 0/326 on")
+
+
+def test_a_version_that_has_lost_a_file_keeps_nobody_from_erasing_and_its_states_are_told_to_go(
+    tmp_path: Path,
+) -> None:
+    """Nobody can read such a version, and no later attempt could either."""
+    made, _ = cut_log(tmp_path)
+    older, _newest = read_lines(made.root, SLOT)
+    base = base_of(made.root, older)
+    assert base is not None
+    for path in base.files:
+        os.remove(path)
+    (text,) = erase_from(made, tmp_path)
+    assert "its states from 0/320 on" in text and text.endswith("what can be read now: from 0/4B0 on")
+    folder = Path(made.root.uri) / "current" / test_log_shortening.TABLE
+    rows = DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
+    assert {row["id"]: row["v"] for row in rows} == without(1200, 1)
 
 
 def test_an_erasure_that_takes_nothing_from_a_base_table_folds_nothing(tmp_path: Path) -> None:

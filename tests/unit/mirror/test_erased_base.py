@@ -179,6 +179,18 @@ def test_lines_that_were_taken_back_at_two_times_go_each_at_its_own(root: Locati
     assert mirror.manifest.retired_lines() == [] and len(mirror.manifest.lines()) == 1
 
 
+def test_lines_that_a_machine_took_back_whose_clock_is_behind_are_no_older_than_the_refresh_that_they_follow(
+    root: Location,
+) -> None:
+    """Else they would go at once, with the files of who found them before."""
+    mirror = PlainMirror(root)
+    refreshed_at = datetime.datetime.now(datetime.timezone.utc) + 2 * DAY
+    mirror.refresh(10, refreshed_at)
+    erase(root)
+    mirror.manifest.forget(refreshed_at)
+    assert [line.version for line in mirror.manifest.retired_lines()] == [1]
+
+
 def test_where_the_table_is_ahead_of_all_that_is_named_no_line_stays(root: Location) -> None:
     mirror = PlainMirror(root)
     mirror.refresh(10)
