@@ -51,6 +51,7 @@ class IcebergLog(Root):
 
     def __init__(self, root: Location, tenure: int = 1) -> None:
         self.root = root
+        self.merges = False
         self.place = IcebergPlace.parse(f"{root.uri}/lake/shop")
         self.tables = IcebergTables(self.place, makes=True)
         hold = Tenure(tenure, "epoch", 1, {}, Lsn(10**9))
