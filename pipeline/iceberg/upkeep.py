@@ -42,6 +42,7 @@ from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 
 from xidstream.pipeline import events
+from xidstream.pipeline.iceberg.iceberg_table import bare
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.locations import TRANSACTIONS
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
@@ -62,6 +63,7 @@ SWEEP_S: Final = 3600.0
 LEFTOVER_H: Final = {"data-": 7 * 24, "snapshot-": 30 * 24, "metadata": 7 * 24}
 """Hours, by how a path begins: by then a file has its commit, or never gets one."""
 _METADATA: Final = (".avro", ".metadata.json")
+_LOCAL: Final = ("file:", "/")
 _END_S: Final = 5.0
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -210,9 +212,14 @@ class IcebergUpkeep:
         for start in range(0, len(paths), PORTION):
             if self._ends:
                 return
-            for path in paths[start : start + PORTION]:
+            portion = paths[start : start + PORTION]
+            for path in portion:
                 with suppress(FileNotFoundError):
                     io.delete(path)
+            # Each file of a batch has a folder of its own: a table with a commit a second would get 86,400 a day.
+            for folder in {os.path.dirname(bare(path)) for path in portion if path.startswith(_LOCAL)}:
+                with suppress(OSError):  # it has other files
+                    os.rmdir(folder)
 
     def _tell(self, label: str, error: BaseException) -> None:
         """Once for each kind of failure."""

@@ -95,7 +95,7 @@ def test_files_that_a_compaction_has_replaced_go_and_its_own_stay(
     table = table_of(tmp_path, kept(made, delay_s=0.0))
     for lsn in range(200, 200 + MANY):
         table.commit(written(table, lsn, lsn) if lsn == 200 else [], {SLOT: lsn})
-    wait_until(lambda: not any(path.exists() for path in replaced))
+    wait_until(lambda: not any(path.parent.exists() for path in replaced))
     assert ids(tmp_path) == [100, 110, 200]
 
 
