@@ -337,7 +337,7 @@ class IcebergTable:
             producer.delete_data_file(each)
         producer.commit()
         expired = self._expire(transaction)
-        staged = StagedCommit(transaction, producer, expired, self._line(), self._required(transaction))
+        staged = self._staged(transaction, producer, expired)
         reach("iceberg_committing")
         try:
             self._send(transaction)
@@ -382,7 +382,7 @@ class IcebergTable:
             producer.append_data_file(self._data_file(file, lsn_column))
         producer.commit()
         expired = self._expire(transaction)
-        staged = StagedCommit(transaction, producer, expired, self._line(), self._required(transaction))
+        staged = self._staged(transaction, producer, expired)
         reach("iceberg_committing")
         return staged
 
@@ -506,6 +506,12 @@ class IcebergTable:
         )
         made.spec_id = self._table.metadata.default_spec_id
         return made
+
+    def _staged(
+        self, transaction: Transaction, producer: _SnapshotProducer[Any], expired: Sequence[Snapshot]
+    ) -> StagedCommit:
+        line = self._line() if expired else ()
+        return StagedCommit(transaction, producer, expired, line, self._required(transaction))
 
     def _line(self) -> set[int]:
         """The snapshots that the main branch comes from, as far as they are there. It has to be asked before any of
