@@ -112,11 +112,13 @@ log of snapshots both commit to ``_transactions``, each second or so. Who begins
 @dataclass(frozen=True)
 class StagedCommit:
     """A commit whose manifests are written, and that no catalog knows. ``expired``: the snapshots that it removes.
-    ``requirements``: what the catalog is to check before it takes it."""
+    ``line``: the ids of those that the main branch comes from, these among them. ``requirements``: what the catalog is
+    to check before it takes it."""
 
     transaction: Transaction
     producer: _SnapshotProducer[Any]
     expired: Sequence[Snapshot]
+    line: Collection[int]
     requirements: tuple[TableRequirement, ...]
 
     def discard(self) -> None:
@@ -335,7 +337,7 @@ class IcebergTable:
             producer.delete_data_file(each)
         producer.commit()
         expired = self._expire(transaction)
-        staged = StagedCommit(transaction, producer, expired, self._required(transaction))
+        staged = self._staged(transaction, producer, expired)
         reach("iceberg_committing")
         try:
             self._send(transaction)
@@ -380,7 +382,7 @@ class IcebergTable:
             producer.append_data_file(self._data_file(file, lsn_column))
         producer.commit()
         expired = self._expire(transaction)
-        staged = StagedCommit(transaction, producer, expired, self._required(transaction))
+        staged = self._staged(transaction, producer, expired)
         reach("iceberg_committing")
         return staged
 
@@ -399,7 +401,7 @@ class IcebergTable:
         """After the catalog took it, and the table was read again."""
         self._remove_merged(staged.producer)
         if staged.expired and self.upkeep is not None:
-            self.upkeep.note(self._table, self.location, self.label, staged.expired)
+            self.upkeep.note(self._table, self.location, self.label, staged.expired, staged.line)
         self._read()
         for application_id, version in moved.items():
             if self.watermark(application_id) != version:
@@ -504,6 +506,23 @@ class IcebergTable:
         )
         made.spec_id = self._table.metadata.default_spec_id
         return made
+
+    def _staged(
+        self, transaction: Transaction, producer: _SnapshotProducer[Any], expired: Sequence[Snapshot]
+    ) -> StagedCommit:
+        line = self._line() if expired else ()
+        return StagedCommit(transaction, producer, expired, line, self._required(transaction))
+
+    def _line(self) -> set[int]:
+        """The snapshots that the main branch comes from, as far as they are there. It has to be asked before any of
+        them is expired: pyiceberg takes the parent from the oldest that is left."""
+        parents = {each.snapshot_id: each.parent_snapshot_id for each in self._table.metadata.snapshots}
+        found: set[int] = set()
+        at = self._table.metadata.current_snapshot_id
+        while at is not None and at in parents:
+            found.add(at)
+            at = parents[at]
+        return found
 
     def _expire(self, transaction: Transaction) -> list[Snapshot]:
         """Have the commit remove the oldest snapshots, if there are many. The table's own properties may keep more."""

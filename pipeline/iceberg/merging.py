@@ -5,10 +5,12 @@ of one size, the same thread writes one file with their rows, and a commit of it
 (``IcebergTable.replace``). Its snapshot is a *replace*: Iceberg's word for a change of files without a change of rows,
 which readers of increments pass over.
 
-It never holds up new rows. They are committed before anything is merged. A merge that cannot be written is told, and
-tried again a hundred commits later. One that loses a race against another program's commit is given up: its file is
-removed, and the next look begins anew. Where nobody knows what became of the commit, the caller is told, as of any
-commit.
+New rows of the table are committed before anything is merged. Where the tables of a batch are not committed together,
+its ``_transactions`` comes after their merges: a reader of states gets these rows that much later. A merge that cannot
+be written is told, and tried again a hundred commits later. One that loses a race against another program's commit is
+given up: its file is removed, and the next look begins anew, after a hundred commits where ``LOSSES`` were lost one
+after the other: who commits all the time would make each commit of ours as slow as a merge. Where nobody knows what
+became of the commit, the caller is told, as of any commit.
 
 Left alone are
 
@@ -56,16 +58,20 @@ SETTING: Final = "xidstream.merge-small-files"
 """A property of a table: ``false`` leaves its files as they are."""
 RESTS: Final = 100
 """So many commits lie between a merge that was not possible and the next try."""
+LOSSES: Final = 3
+"""So many races that are lost one after the other have it rest, too."""
 _LAST_VERSION: Final = 2
 _LOGGER: Final = logging.getLogger(__name__)
 
 
 @dataclass
 class _State:
-    """What is known of one table, whatever handle commits. ``rests``: commits until the next try."""
+    """What is known of one table, whatever handle commits. ``rests``: commits until the next try. ``losses``: races
+    that were lost since a merge was committed, or given a rest."""
 
     gathering: Gathering = field(default_factory=lambda: Gathering(MIDDLING))
     rests: int = 0
+    losses: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,11 @@ class Merging:
             table.replace(merged.files, [each.named for each in merged.removed], lsn_column)
         except SnapshotOutdated:
             _remove(table, directory)
+            state.losses += 1
+            if state.losses < LOSSES:
+                return
+            state.rests = RESTS
+        state.losses = 0
 
 
 def may_merge(table: IcebergTable) -> bool:

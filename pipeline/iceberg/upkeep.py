@@ -15,7 +15,8 @@ The delay is measured by a clock that never jumps; what is due when the process 
 leftover is by the wall clock, and ``watched_clock`` makes it as much longer as that may be ahead.
 
 Where a table has branches or tags of a user, nothing is expired that they need, and no data file goes: pyiceberg does
-not tell what a branch has replaced.
+not tell what a branch has replaced. What a snapshot has replaced that the main branch does not come from stays, too:
+somebody has set the table back to the one before it, or never published it, and the table has these files.
 
 With the look at the folder of ``_transactions``, which gets every commit, the change logs are cut by their own
 retention (``sinks.log_shortening``).
@@ -32,7 +33,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -41,6 +42,7 @@ from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 
 from xidstream.pipeline import events
+from xidstream.pipeline.iceberg.iceberg_table import bare
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.locations import TRANSACTIONS
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
@@ -61,6 +63,7 @@ SWEEP_S: Final = 3600.0
 LEFTOVER_H: Final = {"data-": 7 * 24, "snapshot-": 30 * 24, "metadata": 7 * 24}
 """Hours, by how a path begins: by then a file has its commit, or never gets one."""
 _METADATA: Final = (".avro", ".metadata.json")
+_LOCAL: Final = ("file:", "/")
 _END_S: Final = 5.0
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -80,6 +83,7 @@ class _Expired(NamedTuple):
     location: Location
     label: str
     snapshots: Sequence[Snapshot]
+    line: Collection[int]
 
 
 class IcebergUpkeep:
@@ -108,13 +112,21 @@ class IcebergUpkeep:
         self._thread: threading.Thread | None = None
         self._ends = False
 
-    def note(self, table: Table, location: Location, label: str, expired: Sequence[Snapshot]) -> None:
-        """A commit has expired these snapshots of ``table``, which is as it left it."""
+    def note(
+        self,
+        table: Table,
+        location: Location,
+        label: str,
+        expired: Sequence[Snapshot],
+        line: Collection[int],
+    ) -> None:
+        """A commit has expired these snapshots of ``table``, which is as it left it. ``line``: the ids of those that
+        its main branch comes from."""
         self._ages.look()
         with self._changed:
             if self._ends:
                 return
-            self._noted.append(_Expired(table, table.metadata, location, label, expired))
+            self._noted.append(_Expired(table, table.metadata, location, label, expired, line))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="iceberg-upkeep", daemon=True)
                 self._thread.start()
@@ -155,8 +167,9 @@ class IcebergUpkeep:
             return None
 
     def _read(self, expired: _Expired) -> None:
-        paths = unnamed_by(expired.metadata, expired.table.io, expired.snapshots, expired.table.location())
-        due = _Due(self._clock() + self._delay_s, next(self._numbers), expired.table.io, expired.label, paths)
+        place, io = expired.table.location(), expired.table.io
+        paths = unnamed_by(expired.metadata, io, expired.snapshots, expired.line, place)
+        due = _Due(self._clock() + self._delay_s, next(self._numbers), io, expired.label, paths)
         with self._changed:
             heapq.heappush(self._due, due)
         name = expired.table.metadata.location
@@ -199,9 +212,14 @@ class IcebergUpkeep:
         for start in range(0, len(paths), PORTION):
             if self._ends:
                 return
-            for path in paths[start : start + PORTION]:
+            portion = paths[start : start + PORTION]
+            for path in portion:
                 with suppress(FileNotFoundError):
                     io.delete(path)
+            # Each file of a batch has a folder of its own: a table with a commit a second would get 86,400 a day.
+            for folder in {os.path.dirname(bare(path)) for path in portion if path.startswith(_LOCAL)}:
+                with suppress(OSError):  # it has other files
+                    os.rmdir(folder)
 
     def _tell(self, label: str, error: BaseException) -> None:
         """Once for each kind of failure."""
@@ -214,14 +232,17 @@ class IcebergUpkeep:
         _LOGGER.warning(events.Event("upkeep_failed", text, table=label))
 
 
-def unnamed_by(metadata: TableMetadata, io: FileIO, expired: Iterable[Snapshot], location: str) -> list[str]:
+def unnamed_by(
+    metadata: TableMetadata, io: FileIO, expired: Iterable[Snapshot], line: Collection[int], location: str
+) -> list[str]:
     """The files that the ``expired`` snapshots named, and ``metadata`` does not: lists of manifests, manifests, and
-    below ``location`` data files that one of them has replaced."""
+    below ``location`` data files that one of them has replaced, if it is one of ``line``."""
     kept = {manifest.manifest_path for each in metadata.snapshots for manifest in each.manifests(io)}
     has_branches = len(metadata.refs) > 1
     found: dict[str, None] = {}
     for snapshot in expired:
-        replaces = snapshot.summary is not None and snapshot.summary.operation is not Operation.APPEND
+        is_append = snapshot.summary is None or snapshot.summary.operation is Operation.APPEND
+        replaces = not is_append and snapshot.snapshot_id in line
         for manifest in snapshot.manifests(io):
             if replaces and not has_branches and manifest.added_snapshot_id == snapshot.snapshot_id:
                 found |= dict.fromkeys(

@@ -13,6 +13,7 @@ Called by ``iceberg_sink``. It imports pyiceberg.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -31,12 +32,16 @@ from xidstream.pipeline.sinks.shortened_tables import ShortenedTable
 
 
 class IcebergShortenedTable(ShortenedTable):
-    """``table`` as it was opened, until it is committed to. Raises as ``TableSnapshot``."""
+    """``table`` as it was opened, until it is committed to. ``check_plain`` and ``files`` raise as ``TableSnapshot``:
+    one that cannot be read is left alone, and holds up no other."""
 
     def __init__(self, table: IcebergTable) -> None:
         super().__init__(table)
         self._table = table
-        self._log = IcebergLogTable(TableSnapshot(table))
+
+    @cached_property
+    def _log(self) -> IcebergLogTable:
+        return IcebergLogTable(TableSnapshot(self._table))
 
     def check_plain(self) -> None:
         self._log.check_plain()

@@ -222,12 +222,14 @@ class LogShortening:
                 if not gone:
                     return before
                 reach("shortening_log")
+                # A commit whose answer is lost may be made later still, and would name files that are gone.
+                sent, folded = folded, None
                 try:
-                    self._commit(writer, cut, gone, folded)
+                    self._commit(writer, cut, gone, sent)
                 except SnapshotOutdated:
+                    folded = sent
                     continue
                 reach("log_shortened")
-                folded = None
                 return cut
             return before  # a busy table: the next turn
         finally:
@@ -314,7 +316,7 @@ class LogShortening:
         return _Folded(fold, directory, files, n_erasures)
 
     def _discard(self, key: str, name: str, directory: str) -> None:
-        """Remove the files of a fold, unless the table names them: the answer to a commit may have been lost."""
+        """Remove the files of a fold that no commit can name any more, unless the table names them."""
         with suppress(OSError, DeltaError, XidstreamError):  # they go like those of a failed snapshot
             writer = self._root.open(key, name)
             if writer is not None and not any(path.startswith(directory) for path in writer.paths()):

@@ -155,6 +155,26 @@ def test_a_merge_that_loses_to_another_program_is_given_up_and_done_later(
 
 
 @pytest.mark.usefixtures("few")
+def test_who_commits_all_the_time_does_not_have_each_commit_write_a_merge_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(tmp_path)
+    tries: list[int] = []
+
+    def append() -> None:
+        tries.append(1)
+        theirs = raw(tmp_path)
+        theirs.append(theirs.scan().to_arrow().slice(0, 0))
+
+    hooked(monkeypatch, append)
+    for lsn in range(1, FEW + merging.LOSSES + 3):
+        commit(table, lsn, lsn)
+    assert len(tries) == merging.LOSSES
+    assert merged(table) == set()
+    assert ids(tmp_path) == list(range(1, FEW + merging.LOSSES + 3))
+
+
+@pytest.mark.usefixtures("few")
 def test_a_table_that_says_no_keeps_its_files(tmp_path: Path) -> None:
     table = table_of(tmp_path)
     with raw(tmp_path).transaction() as change:

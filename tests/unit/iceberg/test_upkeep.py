@@ -95,8 +95,25 @@ def test_files_that_a_compaction_has_replaced_go_and_its_own_stay(
     table = table_of(tmp_path, kept(made, delay_s=0.0))
     for lsn in range(200, 200 + MANY):
         table.commit(written(table, lsn, lsn) if lsn == 200 else [], {SLOT: lsn})
-    wait_until(lambda: not any(path.exists() for path in replaced))
+    wait_until(lambda: not any(path.parent.exists() for path in replaced))
     assert ids(tmp_path) == [100, 110, 200]
+
+
+def test_files_stay_where_the_table_was_set_back_to_before_their_compaction(
+    tmp_path: Path, made: list[IcebergUpkeep]
+) -> None:
+    table = table_of(tmp_path)
+    for lsn in (100, 110):
+        commit(table, lsn, lsn)
+    theirs = raw(tmp_path)
+    before = theirs.current_snapshot().snapshot_id
+    theirs.overwrite(theirs.scan().to_arrow())
+    theirs.manage_snapshots().set_current_snapshot(before).commit()
+    table = table_of(tmp_path, kept(made, delay_s=0.0))
+    for lsn in range(200, 200 + MANY):
+        table.commit([], {SLOT: lsn})
+    wait_until(lambda: metadata_files(tmp_path) == named(tmp_path))
+    assert ids(tmp_path) == [100, 110]
 
 
 def test_where_a_user_has_a_tag_no_data_file_goes(tmp_path: Path, made: list[IcebergUpkeep]) -> None:

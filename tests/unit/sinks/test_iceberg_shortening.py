@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyiceberg.table.snapshots import Operation
+from pyiceberg.types import LongType
 
 from tests.spark.support import IDENTITY, LocalSegments, batch_of, memory_frame, put_memory, read_memory
 from tests.unit.iceberg.test_commit_together import transaction
@@ -20,7 +22,7 @@ from tests.unit.sinks.test_log_shortening import RELATION, SCHEMA, SLOT, TABLE, 
 from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
-from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, Superseded
+from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, StorageFault, Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.iceberg import iceberg_table, upkeep
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
@@ -51,6 +53,7 @@ class IcebergLog(Root):
 
     def __init__(self, root: Location, tenure: int = 1) -> None:
         self.root = root
+        self.merges = False
         self.place = IcebergPlace.parse(f"{root.uri}/lake/shop")
         self.tables = IcebergTables(self.place, makes=True)
         hold = Tenure(tenure, "epoch", 1, {}, Lsn(10**9))
@@ -259,6 +262,44 @@ def test_a_table_whose_column_was_renamed_is_not_folded_from_names_that_files_do
         made.shorten("5h", folds=True)
     assert (made.log.cut_lsn(TABLE), made.lsns()) == (0, rows)
     assert "log_not_folded" in [getattr(each.msg, "name", "") for each in caplog.records]
+
+
+def test_a_table_with_a_name_that_has_meant_two_columns_is_left_alone_until_it_has_not(
+    root: Location,
+) -> None:
+    made = filled_log(root)
+    with made.loaded().update_schema() as change:
+        change.rename_column("v", "called")
+    with made.loaded().update_schema() as change:
+        change.add_column("v", LongType())
+    rows = made.lsns()
+    made.shorten("5h")
+    assert made.lsns() == rows
+    with made.loaded().update_schema() as change:
+        change.delete_column("v")
+    made.shorten("5h")
+    assert made.lsns()[0] > rows[0]
+
+
+def test_a_cut_whose_answer_was_lost_may_be_made_later_and_has_the_files_of_its_fold(
+    root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = filled_log(root, again=False)
+    sent: list[Callable[[], None]] = []
+    real = iceberg_table.IcebergTable._send
+
+    def send(table: Any, transaction: Any) -> None:
+        sent.append(lambda: real(table, transaction))
+        raise StorageFault("the catalog has not answered in time")
+
+    with monkeypatch.context() as slow:
+        slow.setattr(iceberg_table.IcebergTable, "_send", send)
+        with pytest.raises(StorageFault):
+            made.shorten("5h", folds=True)
+    (commit,) = sent
+    commit()
+    assert int(made.log.cut_lsn(TABLE)) > 1000
+    assert made.state(LAST) == truth(LAST)
 
 
 def test_the_upkeep_has_the_logs_cut_when_files_of_transactions_are_looked_at(
