@@ -494,7 +494,8 @@ def test_a_vacuum_leaves_what_the_manifest_names_and_takes_the_rest(
     vacuumed = mirror.vacuum("24h")
     assert vacuumed.n_files == 1 and len(lines_of(log)) == 4, "all refreshes are of the last 24 hours"
     assert_named_moments_are_right(log)
-    monkeypatch.setattr("xidstream.pipeline.mirror.vacuum.datetime", _Later)
+    later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=2)
+    monkeypatch.setattr(vacuum, "_now", lambda root: later)
     vacuumed = mirror.vacuum("24h")
     assert vacuumed.n_files >= 1 and len(lines_of(log)) == 1
     assert_named_moments_are_right(log)
@@ -502,20 +503,6 @@ def test_a_vacuum_leaves_what_the_manifest_names_and_takes_the_rest(
     assert left == files_of(log) and left < on_disk
     mirror.refresh(spark)
     assert_named_moments_are_right(log)
-
-
-class _Later:
-    """The module ``datetime``, two days from now."""
-
-    import datetime as _real
-
-    timedelta, timezone = _real.timedelta, _real.timezone
-
-    class datetime:  # noqa: N801 - the class's own name
-        @staticmethod
-        def now(zone: Any) -> Any:
-            real = _Later._real
-            return real.datetime.now(zone) + real.timedelta(days=2)
 
 
 def test_the_newest_base_at_or_below_an_lsn_is_found(log: LogMaker, spark: Any) -> None:
