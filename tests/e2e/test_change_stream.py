@@ -57,6 +57,7 @@ def set_up(database: Database) -> None:
     database.execute("create publication p for table t, u")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("postgres_server", "proto_version", "streaming"),
     [
@@ -117,6 +118,7 @@ def test_committed_rows_arrive_in_commit_order_at_each_protocol(
     assert (stats[0][0] > 0) == (streaming != "off")
 
 
+@pytest.mark.slow
 @NEWEST
 def test_rows_of_an_open_transaction_are_decoded_before_commit_and_released_after(pipeline: Pipeline) -> None:
     set_up(pipeline.database)
@@ -149,6 +151,7 @@ def test_rows_of_an_open_transaction_are_decoded_before_commit_and_released_afte
     assert heard.others == [("terminated", None)]
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_rolled_back_streamed_transaction_releases_nothing_and_leaves_no_segment(
     pipeline: Pipeline,
@@ -168,6 +171,7 @@ def test_a_rolled_back_streamed_transaction_releases_nothing_and_leaves_no_segme
     assert "public.t" not in pipeline.tables
 
 
+@pytest.mark.slow
 @NEWEST
 def test_rows_behind_a_wholly_rolled_back_block_are_not_lost(pipeline: Pipeline) -> None:
     """An empty record batch ended the stream for RayDP's reader: the five last rows were missing."""
@@ -186,6 +190,7 @@ def test_rows_behind_a_wholly_rolled_back_block_are_not_lost(pipeline: Pipeline)
     assert [r["id"] for r in pipeline.rows("public.t")] == [*range(1, 5001), *range(90_001, 90_006)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("postgres_server", "streamed"),
     [pytest.param(16, False, marks=pytest.mark.slow), (18, True)],
@@ -215,6 +220,7 @@ def test_prepared_transaction_is_released_at_commit_prepared_even_by_another_run
     assert pipeline.segments() == []
 
 
+@pytest.mark.slow
 @BOTH
 def test_ddl_in_a_streamed_transaction_gives_each_row_its_own_schema(pipeline: Pipeline) -> None:
     database = pipeline.database
@@ -241,6 +247,7 @@ def test_ddl_in_a_streamed_transaction_gives_each_row_its_own_schema(pipeline: P
     assert [(r["note"], r["extra"]) for r in rows[-2:]] == [("kept", 2), ("after", 3)]
 
 
+@pytest.mark.slow
 @BOTH
 def test_messages_and_truncates_arrive_in_their_place(pipeline: Pipeline) -> None:
     database = pipeline.database
@@ -274,6 +281,7 @@ def test_messages_and_truncates_arrive_in_their_place(pipeline: Pipeline) -> Non
     assert bytes(messages["survives"]["content"]) == b"not transactional"
 
 
+@pytest.mark.slow
 @NEWEST
 def test_an_idle_publication_does_not_hold_wal_back(pipeline: Pipeline) -> None:
     database = pipeline.database
@@ -294,6 +302,7 @@ def test_an_idle_publication_does_not_hold_wal_back(pipeline: Pipeline) -> None:
     assert pipeline.transactions == []
 
 
+@pytest.mark.slow
 @NEWEST
 def test_an_exception_in_the_handler_ends_the_query_with_nothing_confirmed(pipeline: Pipeline) -> None:
     set_up(pipeline.database)
@@ -317,6 +326,7 @@ def test_an_exception_in_the_handler_ends_the_query_with_nothing_confirmed(pipel
     assert [r["id"] for r in pipeline.rows("public.t")] == [1]
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_column_that_clashes_with_the_contract_parks_its_table_and_the_others_go_on(
     pipeline: Pipeline, caplog: pytest.LogCaptureFixture
@@ -349,6 +359,7 @@ def test_a_misspelt_publication_is_named_at_the_start_with_the_one_that_was_mean
     assert "did you mean orders?" in caught.value.remedy
 
 
+@pytest.mark.slow
 @NEWEST
 def test_the_example_script_shows_a_publication(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -413,6 +424,7 @@ def test_delta_holds_exactly_the_committed_rows_after_two_runs(pipeline: Pipelin
     assert confirmed >= transactions[-1]["end_lsn"]
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize(
     "buffer_memory_bytes",

@@ -266,6 +266,7 @@ def test_a_lost_jvm_is_replaced_and_sigterm_then_ends_the_run_with_everything_co
     assert confirmed[0][0] >= delta(tmp_path, "_transactions")[-1]["end_lsn"] and not confirmed[0][1]
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_run_stopped_while_ray_starts_ends_it_whole_with_status_0(
@@ -319,6 +320,7 @@ def test_a_run_stopped_while_spark_starts_and_the_slot_is_waited_for_waits_for_n
         wait_until(lambda: database.execute("select count(*) from pg_replication_slots") == [(0,)])
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize(
     ("change", "status", "says"),

@@ -94,6 +94,7 @@ def modes_below(roots: dict[str, Path]) -> Iterator[tuple[str, Path, str]]:
                 yield f"{row} {kind}", path, f"{stat.S_IMODE(facts.st_mode):04o}"
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_run_on_one_machine_listens_and_writes_as_the_page_says_and_lets_no_other_login_in(
     database: Database, tmp_path: Path, short_folder: Path

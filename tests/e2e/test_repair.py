@@ -246,6 +246,7 @@ def test_a_repair_in_whose_middle_the_run_ends_is_made_by_the_next_one_once(
     pipeline.query.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [pytest.param(16, marks=pytest.mark.slow), 18], indirect=True)
 def test_the_source_and_the_log_choose_the_same_rows_of_every_type_that_a_filter_may_name(
     pipeline: Pipeline, tmp_path: Path

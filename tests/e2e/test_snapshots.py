@@ -426,6 +426,7 @@ def until(lsn_of: Database) -> Lsn:
     return Lsn.parse(lsn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [OLDEST, 18], indirect=True)
 def test_a_table_that_is_added_changed_or_asked_for_is_taken_while_the_run_goes_on(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
@@ -494,6 +495,7 @@ UNSEEN_DDL = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [OLDEST, 18], indirect=True)
 def test_what_is_read_at_once_behind_a_ddl_is_the_source_or_refused_and_stays_so_when_the_run_has_stopped(
     pipeline: Pipeline,
@@ -551,6 +553,7 @@ def test_what_is_read_at_once_behind_a_ddl_is_the_source_or_refused_and_stays_so
         log.as_of(pipeline.spark, lsn=second)["public.t"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [OLDEST, 18], indirect=True)
 def test_a_load_into_an_unlogged_table_is_noticed_by_its_ddl_and_history_stands_up_to_it(
     pipeline: Pipeline,

@@ -113,6 +113,7 @@ def make_slot(database: Database, name: str | None = None) -> None:
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
 
 
+@pytest.mark.slow
 def test_raydps_executors_on_one_machine_read_rows_from_rays_object_store_and_answer_nobody_else(
     database: Database, tmp_path: Path, short_folder: Path
 ) -> None:
@@ -160,6 +161,7 @@ def test_raydps_executors_on_one_machine_read_rows_from_rays_object_store_and_an
     assert not list((tmp_path / "segments").rglob("*.arrow")), "rows went through the object store"
 
 
+@pytest.mark.slow
 def test_a_run_into_delta_has_no_jvm_until_a_batch_needs_one(database: Database, tmp_path: Path) -> None:
     set_up(database)
     make_slot(database)
@@ -237,6 +239,7 @@ def test_six_slots_of_one_run_deliver_everything_on_two_cpus(
         assert [row["id"] for row in delta(tmp_path / name, "public.t")] == list(range(1, 20_001))
 
 
+@pytest.mark.slow
 def test_more_slots_than_a_machine_has_cpus_for_are_refused_by_check_and_by_run_before_ray_starts(
     database: Database, tmp_path: Path
 ) -> None:

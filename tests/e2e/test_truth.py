@@ -38,6 +38,7 @@ def test_random_ddl_and_dml_is_read_at_once_as_the_source_held_it_or_refused(
     assert result.verdict.n_equal["default"] and result.verdict.n_equal["base"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_columns_are_the_tables_before_any_row_brings_them_and_have_their_own_types(
     pipeline: Pipeline,

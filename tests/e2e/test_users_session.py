@@ -179,6 +179,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_what_is_no_session_or_has_ended_is_refused_at_once(database: Database, tmp_path: Path) -> None:
     set_up(database)
     script = NOT_THERE.replace("(None, spark)", "(None,)")

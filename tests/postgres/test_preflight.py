@@ -160,6 +160,7 @@ def test_a_table_with_clashing_column_names_is_told_and_does_not_keep_a_run_from
     assert told == [f"note: {found.statement}"] * 2
 
 
+@pytest.mark.slow
 def test_a_locked_table_with_a_row_filter_is_told_and_does_not_keep_a_run_from_starting(
     config: Config, database: Database
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_locked_table_with_a_row_filter_is_told_and_does_not_keep_a_run_from_s
     assert survey_unless_locked(database.connection, ["pub"])
 
 
+@pytest.mark.slow
 def test_a_locked_table_is_told_with_who_has_locked_it_and_does_not_keep_a_run_from_starting(
     config: Config, database: Database
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_stream_outlives_every_limit_of_one_second(limited: Limited, streaming
     assert n_messages > 20_000
 
 
+@pytest.mark.slow
 def test_creation_advance_snapshot_check_and_status_outlive_every_limit_of_one_second(
     limited: Limited,
 ) -> None:

@@ -375,6 +375,7 @@ def own_database(server: EmbeddedPostgres) -> Iterator[Database]:
         yield database
 
 
+@pytest.mark.slow
 def test_an_asynchronous_commit_that_a_snapshot_saw_survives_a_crash_once_it_is_confirmed(
     own_postgres: Callable[..., EmbeddedPostgres],
 ) -> None:

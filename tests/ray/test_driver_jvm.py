@@ -78,6 +78,7 @@ def test_with_a_raydp_that_makes_its_settings_elsewhere_no_jvm_is_started_early(
     assert not started
 
 
+@pytest.mark.slow
 def test_the_jvm_of_a_script_tells_errors_and_nothing_else() -> None:
     made = driver_jvm.raydp_settings(BASE_CONF, *EXECUTORS)
     # The last one counts, and RayDP's comes after all others.

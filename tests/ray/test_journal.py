@@ -84,6 +84,7 @@ def small_ids(pipeline: RayPipeline) -> list[int]:
     return [row["id"] for row in pipeline.driver.rows("public.small")]
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize(
     "killed", [pytest.param(False, id="", marks=pytest.mark.slow), pytest.param(True, id="sequencer killed")]
@@ -115,6 +116,7 @@ def test_the_slot_is_confirmed_while_the_sink_is_away_and_all_arrives_in_order(
     wait_until(lambda: not journal_files(pipeline) and not pipeline.segments())
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_stopped_run_leaves_what_it_had_in_the_journal_and_the_next_one_delivers_it_but_for_what_is_given_up(
     pipeline: RayPipeline, tmp_path: Path
@@ -149,6 +151,7 @@ def test_a_stopped_run_leaves_what_it_had_in_the_journal_and_the_next_one_delive
     assert not journal_files(pipeline) and not pipeline.segments()
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_run_that_is_stopped_while_a_batch_hangs_confirms_what_it_journals(
     pipeline: RayPipeline, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +174,7 @@ def test_a_run_that_is_stopped_while_a_batch_hangs_confirms_what_it_journals(
     assert pipeline.confirmed() >= target and journal_files(pipeline)
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize(
     "damage",

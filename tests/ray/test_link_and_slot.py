@@ -63,6 +63,7 @@ def test_a_link_that_is_cut_flaps_and_goes_half_open_loses_nothing(pipeline: Ray
     assert pipeline.error is None
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize(
     "fate",
@@ -112,6 +113,7 @@ def test_a_slot_that_is_lost_while_the_link_is_down_ends_the_run_and_none_is_mad
         database.execute("select pg_reload_conf()")
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize(
     "again", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["once", "in-the-next-run-too"]

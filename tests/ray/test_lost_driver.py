@@ -47,6 +47,7 @@ def pids(pipeline: RayPipeline) -> list[int]:
     return pipeline.supervisor.pids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     # Whether another part failed is asked of a reader that lives, unless the driver itself has ended.
     ("error", "failing_starts", "root_cause_s"),
@@ -87,6 +88,7 @@ def test_a_loop_that_fails_with_a_batch_in_hand_costs_no_epoch_and_its_batch_com
     wait_until(lambda: pipeline.confirmed() >= end_lsn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [
@@ -108,6 +110,7 @@ def test_rows_that_cannot_be_read_are_read_again_from_the_slot(
     assert pids(pipeline) != before
 
 
+@pytest.mark.slow
 def test_a_second_failure_without_a_batch_in_between_ends_the_epoch(
     one_delivered: RayPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +124,7 @@ def test_a_second_failure_without_a_batch_in_between_ends_the_epoch(
     assert len(pipeline.restarts()) == 2
 
 
+@pytest.mark.slow
 def test_a_buffer_that_died_is_told_and_not_what_the_sink_saw_of_it(one_delivered: RayPipeline) -> None:
     pipeline = one_delivered
     before = pids(pipeline)

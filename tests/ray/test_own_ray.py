@@ -47,6 +47,7 @@ def start(parent: Path, home: Path, way: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_the_end_and_the_logs_alone_after_a_kill_and_the_token_is_private(
     short_folder: Path, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def set_up(database: Database) -> None:
     database.execute("create publication p for table big, small")
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_million_rows_pass_with_bounded_memory_spilled_before_commit_and_clean_after(
     pipeline: RayPipeline,
@@ -68,6 +69,7 @@ def test_a_million_rows_pass_with_bounded_memory_spilled_before_commit_and_clean
     wait_until(lambda: not pipeline.segments())
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_sink_that_takes_nothing_stops_the_reading_and_not_the_connection(pipeline: RayPipeline) -> None:
     database = pipeline.database
@@ -94,6 +96,7 @@ def test_a_sink_that_takes_nothing_stops_the_reading_and_not_the_connection(pipe
     assert [r["id"] for r in pipeline.driver.rows("public.big")] == list(range(1, 80_001))
 
 
+@pytest.mark.slow
 @NEWEST
 @pytest.mark.parametrize("victim", ["reader", "buffer", pytest.param("sequencer", marks=pytest.mark.slow)])
 def test_a_killed_part_costs_a_new_epoch_and_no_row(pipeline: RayPipeline, victim: str) -> None:
@@ -118,6 +121,7 @@ def test_a_killed_part_costs_a_new_epoch_and_no_row(pipeline: RayPipeline, victi
     wait_until(lambda: not pipeline.segments())
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_trickle_needs_no_buffer_and_loses_and_doubles_nothing_when_its_reader_is_killed(
     pipeline: RayPipeline,
@@ -160,6 +164,7 @@ def test_a_trickle_needs_no_buffer_and_loses_and_doubles_nothing_when_its_reader
     assert [r["id"] for r in pipeline.driver.rows("public.small")] == list(range(1, n + 11))
 
 
+@pytest.mark.slow
 @NEWEST
 def test_sixteen_open_transactions_share_two_buffers_and_commit_in_reverse(pipeline: RayPipeline) -> None:
     set_up(pipeline.database)
@@ -180,6 +185,7 @@ def test_sixteen_open_transactions_share_two_buffers_and_commit_in_reverse(pipel
     assert [r["id"] for r in pipeline.driver.rows("public.big")] == expected
 
 
+@pytest.mark.slow
 @NEWEST
 def test_transactions_that_shared_move_to_buffers_of_their_own_and_lose_nothing(
     pipeline: RayPipeline,
@@ -218,6 +224,7 @@ def test_transactions_that_shared_move_to_buffers_of_their_own_and_lose_nothing(
     assert not [n for n in pipeline.notices if "starting again" in n]
 
 
+@pytest.mark.slow
 @NEWEST
 def test_buffers_that_no_node_has_room_for_hold_up_nobody_and_are_not_asked_for_longer_than_wanted(
     pipeline: RayPipeline,
@@ -252,6 +259,7 @@ def test_buffers_that_no_node_has_room_for_hold_up_nobody_and_are_not_asked_for_
     assert not [n for n in pipeline.notices if "starting again" in n]
 
 
+@pytest.mark.slow
 @NEWEST
 def test_leftovers_of_a_dead_run_are_cleaned_and_those_of_other_slots_are_not(pipeline: RayPipeline) -> None:
     set_up(pipeline.database)
@@ -285,6 +293,7 @@ def test_a_slot_that_was_moved_behind_our_back_is_terminal(pipeline: RayPipeline
         pipeline.run_available()
 
 
+@pytest.mark.slow
 @NEWEST
 def test_what_was_confirmed_is_not_delivered_again(pipeline: RayPipeline) -> None:
     set_up(pipeline.database)
@@ -297,6 +306,7 @@ def test_what_was_confirmed_is_not_delivered_again(pipeline: RayPipeline) -> Non
     assert len(pipeline.driver.transactions) == 1
 
 
+@pytest.mark.slow
 @NEWEST
 def test_storage_that_cannot_be_written_ends_clearly_with_nothing_confirmed(
     pipeline: RayPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -314,6 +324,7 @@ def test_storage_that_cannot_be_written_ends_clearly_with_nothing_confirmed(
     assert pipeline.confirmed() == confirmed
 
 
+@pytest.mark.slow
 @NEWEST
 def test_the_smallest_legal_memory_never_stops_the_reading_for_good(pipeline: RayPipeline) -> None:
     """MessageBuffer blocks of several transactions exceeded the credit with nothing in flight to bring it back."""
@@ -337,6 +348,7 @@ def test_the_smallest_legal_memory_never_stops_the_reading_for_good(pipeline: Ra
     wait_until(lambda: pipeline.driver.n_rows == 9000 + 3000 + 4000)
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_cut_connection_never_puts_two_batches_into_the_sink_at_once(pipeline: RayPipeline) -> None:
     database = pipeline.database
@@ -357,6 +369,7 @@ def test_a_cut_connection_never_puts_two_batches_into_the_sink_at_once(pipeline:
     assert len(pipeline.notices) >= 1
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_server_older_than_what_it_delivered_is_terminal(pipeline: RayPipeline) -> None:
     """As after a failover to a standby that lags, or a restored backup."""

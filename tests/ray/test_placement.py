@@ -14,6 +14,7 @@ from xidstream.pipeline.errors import PreconditionMissing
 pytestmark = pytest.mark.ray
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 @pytest.mark.parametrize(
     ("cpus", "lack"),

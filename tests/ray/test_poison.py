@@ -195,6 +195,7 @@ def test_all_before_poison_is_delivered_and_the_run_goes_on_behind_it_when_it_is
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_poison_that_is_rolled_back_ends_nothing(bytes_pipeline: RayPipeline) -> None:
     pipeline = bytes_pipeline
@@ -214,6 +215,7 @@ def test_poison_that_is_rolled_back_ends_nothing(bytes_pipeline: RayPipeline) ->
     assert pipeline.driver.transactions[0]["xid"] == kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_columns_name_that_clashes_parks_the_table_only_where_rows_of_it_are_kept(
     bytes_pipeline: RayPipeline,

@@ -29,6 +29,7 @@ def crashing(own_postgres: Callable[..., EmbeddedPostgres], tmp_path: Path) -> I
         made.stop()
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_at_once_costs_a_new_epoch_and_no_row_when_it_is_back(
     crashing: RayPipeline,
 ) -> None:

@@ -46,6 +46,7 @@ def role(database: Database) -> Iterator[tuple[str, str]]:
     database.connection.execute(sql.SQL("drop role {}").format(quoted))
 
 
+@pytest.mark.slow
 @NEWEST
 def test_the_password_is_in_no_other_process_and_in_no_file(
     pipeline: RayPipeline, role: tuple[str, str]

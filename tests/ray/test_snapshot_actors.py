@@ -112,6 +112,7 @@ def test_readers_are_loaded_before_the_first_table_is_held(database: Database) -
         actors.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)
 def test_a_reader_that_ray_has_no_cpus_for_is_told_of_and_the_one_that_runs_reads_all_ranges(
     database: Database,

@@ -59,6 +59,7 @@ class Starting(NamedTuple):
     gate: Any
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_reader_that_waits_and_fails_while_the_driver_starts_is_told_and_the_driver_goes_on_starting(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +125,7 @@ def test_reading_begins_while_the_session_still_starts_and_the_first_batch_has_w
     assert pipeline.error is None
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_reader_that_dies_while_the_session_starts_costs_an_epoch_and_no_session(
     database: Database, starting: Starting
@@ -139,6 +141,7 @@ def test_a_reader_that_dies_while_the_session_starts_costs_an_epoch_and_no_sessi
     assert (driver.n_starts, driver.n_begun, len(pipeline.restarts())) == (1, 1, 1)
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_run_stopped_while_it_reads_and_its_session_starts_ends_in_order(
     database: Database, starting: Starting

@@ -127,6 +127,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
+@pytest.mark.slow
 @NEWEST
 def test_a_disk_that_is_full_in_the_middle_and_gets_room(pipeline: RayPipeline, small_disk: Path) -> None:
     set_up(pipeline.database)
