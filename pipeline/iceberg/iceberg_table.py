@@ -322,11 +322,12 @@ class IcebergTable:
         if self.merging is not None and added:
             self.merging.follow(self, added, lsn_column)
 
-    def replace(self, added: Sequence[WrittenFile], removed: Sequence[DataFile], lsn_column: str) -> None:
-        """Put ``added``, which have the rows of ``removed`` and no other, in the place of these files of the snapshot,
-        in one commit. It is tried once.
-
-        Raises SnapshotOutdated where somebody else has committed since the table was read: nothing was done then."""
+    def stage_replacement(
+        self, added: Sequence[WrittenFile], removed: Sequence[DataFile], lsn_column: str
+    ) -> StagedCommit:
+        """Write the manifests of a commit that puts ``added``, which have the rows of ``removed`` and no other, in the
+        place of these files of the snapshot. After an exception nobody needs them, and they are removed, but for what
+        pyiceberg's other threads are still writing: that becomes a leftover."""
         transaction = _Append(self._table)
         producer = _Replace(
             Operation.OVERWRITE, transaction, self._table.io, snapshot_properties={MERGED: "true"}
@@ -335,12 +336,20 @@ class IcebergTable:
             producer.append_data_file(self._data_file(file, lsn_column))
         for each in removed:
             producer.delete_data_file(each)
-        producer.commit()
-        expired = self._expire(transaction)
-        staged = self._staged(transaction, producer, expired)
+        try:
+            producer.commit()
+        except Exception:
+            producer._clean_all_uncommitted()
+            raise
+        return self._staged(transaction, producer, self._expire(transaction))
+
+    def replace(self, staged: StagedCommit) -> None:
+        """Make the commit of a replacement. It is tried once.
+
+        Raises SnapshotOutdated where somebody else has committed since the table was read: nothing was done then."""
         reach("iceberg_committing")
         try:
-            self._send(transaction)
+            self._send(staged.transaction)
         except CommitFailedException as error:
             staged.discard()
             raise SnapshotOutdated(self.label) from error

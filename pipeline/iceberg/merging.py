@@ -102,6 +102,10 @@ class Merging:
         directory = f"{OWN}{uuid.uuid4().hex}-merged"
         try:
             merged = _write(table, state.gathering, lsn_column, directory)
+            if merged is None:
+                return
+            removed = [each.named for each in merged.removed]
+            staged = table.stage_replacement(merged.files, removed, lsn_column)
         except (OSError, pa.ArrowException, XidstreamError) as error:
             state.rests = RESTS
             _remove(table, directory)
@@ -109,12 +113,10 @@ class Merging:
                 text = f"{table.title}: small files could not be merged ({type(error).__name__})"
                 _LOGGER.warning(events.Event("small_files_not_merged", text, table=table.label))
             return
-        if merged is None:
-            return
         state.gathering.forget()
         reach("iceberg_merging")
         try:
-            table.replace(merged.files, [each.named for each in merged.removed], lsn_column)
+            table.replace(staged)
         except SnapshotOutdated:
             _remove(table, directory)
             state.losses += 1

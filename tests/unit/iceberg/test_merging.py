@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import signal
@@ -209,6 +210,23 @@ def test_files_that_cannot_be_read_hold_up_no_commit_and_are_tried_again_after_a
     commit(table, FEW + 3, FEW + 3)
     assert len(merged(table)) == 1
     assert ids(tmp_path) == list(range(1, FEW + 4))
+
+
+@pytest.mark.usefixtures("few")
+def test_manifests_of_a_merge_that_cannot_be_written_hold_up_no_commit_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(tmp_path)
+
+    def full(producer: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(iceberg_table._Replace, "_existing_manifests", full)
+    for lsn in range(1, FEW + 2):
+        commit(table, lsn, lsn)
+    assert ids(tmp_path) == list(range(1, FEW + 2))
+    assert (len(table.paths()), merged(table)) == (FEW + 1, set())
+    assert metadata_files(tmp_path) == named(tmp_path)
 
 
 @pytest.mark.usefixtures("few")
