@@ -84,6 +84,10 @@ class Reader(threading.Thread):
         except BaseException as error:
             self.failure = error
 
+    @property
+    def has_read_enough(self) -> bool:
+        return self.n_states > 5 and len(self.oldest) > 1
+
     def _look(self) -> None:
         log = ChangeLog(self._root)
         oldest, newest = log.oldest_lsn(TABLE), log.readable_lsn
@@ -179,6 +183,8 @@ def test_a_run_that_is_killed_while_it_cuts_its_log_answers_all_that_it_promises
         cuts.append(log.cut_lsn(TABLE))
         with living(arguments, env, mark, output):
             wait_until(cut_further, PATIENCE_S)
+            # A busy machine reads a state in many seconds.
+            wait_until(lambda: reader.failure is not None or reader.has_read_enough, PATIENCE_S)
             writer.stop()
             reader.stop()
             wait_until(lambda: log.readable_lsn >= max(writer.history), PATIENCE_S)
@@ -189,7 +195,7 @@ def test_a_run_that_is_killed_while_it_cuts_its_log_answers_all_that_it_promises
         left = sorted(lsn for lsn in writer.history if lsn >= oldest)
         for lsn in {left[0], left[len(left) // 2], left[-1]}:
             check(log, spark, lsn, writer.history[lsn])
-        assert reader.n_states > 5 and len(reader.oldest) > 1, "it has read while the log was cut"
+        assert reader.has_read_enough, "it has read while the log was cut"
     finally:
         writer._ends.set()
         reader._ends.set()
