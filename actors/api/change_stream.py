@@ -161,7 +161,7 @@ class ChangeStream:
             make_root(self._config.sink)
         with waiting("waiting for Ray and the session's executors"):
             try_executors(spark, self._config.storage)
-            connect_ray()
+            connect_ray(offers_metrics=bool(self._config.metrics_address))
             await_room(self._config, spark)
         n_recent = n_recent_updates(spark)
         driver = InProcessDriver(spark, self._config.storage, make, n_recent)

@@ -153,7 +153,11 @@ class _Run:
         config = self._configs[0]
         json_logs = config.log_format == "json"
         try:
-            connect_ray(json_logs=json_logs, needs_spark=self._has_sink)
+            connect_ray(
+                json_logs=json_logs,
+                needs_spark=self._has_sink,
+                offers_metrics=any(config.metrics_address for config in self._configs),
+            )
         finally:
             if json_logs:
                 log_as_json()

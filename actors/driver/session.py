@@ -81,20 +81,21 @@ def spark_session(
 
     Finds a Java, starts or joins Ray, and returns when the session is warm: some 10 s. On a Ray of this process's own
     it is one JVM, in a cluster RayDP's; the setting ``spark`` chooses. Of ``config`` (a Config, a mapping of its
-    settings, or the path of a TOML file) only ``spark`` and the settings that begin with ``spark_`` count. The session
-    ends with the process, or at ``stop()``.
+    settings, or the path of a TOML file) these count: ``spark``, those that begin with ``spark_``, ``metrics_address``.
+    The session ends with the process, or at ``stop()``.
 
     Raises PreconditionMissing where there is no Java, or the executors do not fit, and EnvironmentFault where Ray or
     Spark does not start.
     """
     joined_before = ray.is_initialized()
+    settings = Config() if config is None else Config.load(config)
     with waiting("waiting for Ray"):
-        connect_ray()
+        connect_ray(offers_metrics=bool(settings.metrics_address))
     if joined_before:
         # By the user's own ray.init(), which may have started Ray without a Java.
         require_usable_nodes()
     with waiting("waiting for the Spark session"):
-        return start_spark(Config() if config is None else Config.load(config), app_name)
+        return start_spark(settings, app_name)
 
 
 def settled(config: Config) -> Config:

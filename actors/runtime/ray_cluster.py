@@ -18,17 +18,20 @@ import atexit
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private import utils as ray_utils
 from ray._private.node import Node
 
+from xidstream.actors.runtime import idle_agent
 from xidstream.actors.runtime.hidden_variables import hidden_from_children
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.nodes import require_own_host_name, require_usable_nodes
@@ -65,6 +68,10 @@ workers' output to a driver that wants none, and the server of the dashboard tha
 start, and 0.16 GB."""
 
 
+_COMMAND_OF: Final = "_build_python_executable_command_memory_profileable"
+"""Ray's function that gives the beginning of a helper's command, before its program."""
+
+
 @dataclass
 class _OwnRay:
     """The Ray that this process has started."""
@@ -89,11 +96,13 @@ def connect_ray(
     namespace: str = "xidstream",
     json_logs: bool = False,
     needs_spark: bool = True,
+    offers_metrics: bool = False,
 ) -> None:
     """Join the cluster that RAY_ADDRESS or the job names, or else start one on this machine.
 
     ``json_logs``: the processes of this run's actors log JSON into Ray's files. ``needs_spark``: whether Spark will be
-    started on this Ray.
+    started on this Ray. ``offers_metrics``: whether a Ray that is started here collects metrics and has an agent that
+    offers them. A Ray that is joined does what it was started for.
 
     Raises EnvironmentFault if Ray does not start or is not there. Raises PreconditionMissing if Spark cannot start
     here, or on a node of the cluster.
@@ -119,7 +128,7 @@ def connect_ray(
         "logging_config": _JSON_LOGS if json_logs else None,
     }
     if local:
-        _start_own(options)
+        _start_own(options, offers_metrics=offers_metrics)
         return
     try:
         ray.init(**options)
@@ -128,14 +137,18 @@ def connect_ray(
     require_usable_nodes(needs_spark=needs_spark)
 
 
-def _start_own(options: dict[str, Any]) -> None:
+def _start_own(options: dict[str, Any], *, offers_metrics: bool) -> None:
     global _own
     _end_own()  # of a script that has ended its first one
     _keep_token_private()
     folder = make_run_folder()
     own = _own = _OwnRay(folder, Watchdog(folder), os.getpid())
     try:
-        with _set(_environment_of_ray(folder)), _single_node(), _without_helpers():
+        with (
+            _set(_environment_of_ray(folder)),
+            _single_node(),
+            _without_helpers(offers_metrics=offers_metrics),
+        ):
             ray.init(
                 **options,
                 include_dashboard=False,
@@ -188,8 +201,18 @@ def _single_node() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+def _with_idle_agent(rays: Any) -> Any:
+    def command_of(component: str, *arguments: Any, **options: Any) -> Any:
+        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+            # Ray puts its own program and the arguments behind.
+            return [sys.executable, "-I", "-S", idle_agent.__file__]
+        return rays(component, *arguments, **options)
+
+    return command_of
+
+
 @contextmanager
-def _without_helpers() -> Iterator[None]:
+def _without_helpers(*, offers_metrics: bool) -> Iterator[None]:
     """Ray has no setting that leaves them out."""
 
     def leave_out(self: Node, **arguments: Any) -> None: ...
@@ -197,6 +220,8 @@ def _without_helpers() -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [(Node, name, leave_out) for name in _HELPERS]
     # Asked for the dashboard's packages, Ray imports aiohttp, grpc and opentelemetry into this process. They are there.
     replaced.append((ray_utils, "get_dashboard_dependency_error", lambda: None))
+    if not offers_metrics:
+        replaced.append((services, _COMMAND_OF, _with_idle_agent(getattr(services, _COMMAND_OF, None))))
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced if hasattr(owner, name)]
     for owner, name, method in replaced:
         if hasattr(owner, name):
@@ -291,10 +316,21 @@ def _no_ray(error: Exception) -> EnvironmentFault:
 
 
 def _server_pids() -> list[int]:
-    """The process ids of the raylet, the GCS and the other servers that ``ray.init`` started."""
+    """The process ids of what ``ray.init`` started, the raylet and the GCS, and of their children: agents and workers.
+
+    An agent notices only after a minute that its raylet is gone. It may have written its title over the environment by
+    which the watchdog knows what was started in the folder.
+    """
     node: Any = ray._private.worker._global_node
-    servers = node.all_processes.values()
-    return [info.process.pid for infos in servers for info in infos]
+    pids = [info.process.pid for infos in node.all_processes.values() for info in infos]
+    agents = [child.pid for pid in pids for child in _children(pid)]
+    return pids + agents
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).children()
+    return []
 
 
 def is_local() -> bool:

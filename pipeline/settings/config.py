@@ -251,8 +251,8 @@ class Config:
     )
     metrics_address: str = _setting(
         "",
-        "HOST:PORT where the run's metrics are for Prometheus (docs/metrics.md), if Ray is the run's own; default: a "
-        "free port of 127.0.0.1, which `xidstream status` shows. Whoever can reach it may read them",
+        "HOST:PORT where the run's metrics are for Prometheus (docs/metrics.md), if Ray is the run's own; default: "
+        "nowhere, and nothing is collected. Whoever can reach it may read them",
     )
 
     # -- base tables

@@ -27,7 +27,7 @@ def spark() -> Iterator[Any]:
     from xidstream.actors.driver.session_kind import reads_ray_objects
     from xidstream.actors.runtime.ray_cluster import connect_ray
 
-    connect_ray()
+    connect_ray(offers_metrics=True)
     session = start_spark(Config(), "xidstream-tests")
     assert reads_ray_objects(session), (
         "this process has a session already, which would be tested in place of ours"

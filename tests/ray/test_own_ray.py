@@ -19,17 +19,24 @@ pytestmark = pytest.mark.ray
 PROGRAM = """
 import json, os, signal, sys
 from xidstream.actors.runtime.ray_cluster import connect_ray, keep_logs
-import ray
+from xidstream.actors.supervision.ray_metrics import metrics_url
+import psutil, ray
 
 def seen():
     return {name: value for name, value in os.environ.items() if name.startswith("RAY_") or name == "TMPDIR"}
 
-connect_ray(needs_spark=False)
+connect_ray(needs_spark=False, offers_metrics=sys.argv[1] == "killed")
 here = set(os.environ)
 there = ray.get(ray.remote(seen).remote())
 folder = ray._private.worker._global_node.get_session_dir_path()
 servers = sorted(ray._private.worker._global_node.all_processes)
-print(json.dumps([folder, there, "TMPDIR" in here, servers]), flush=True)
+raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
+(agent,) = [
+    child.memory_full_info().uss >> 20
+    for child in psutil.Process(raylet).children()
+    if "idle_agent.py" in " ".join(child.cmdline()) or "DashboardAgent" in " ".join(child.cmdline())
+]
+print(json.dumps([folder, there, "TMPDIR" in here, servers, agent, metrics_url()]), flush=True)
 if sys.argv[1] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -54,7 +61,8 @@ def test_nothing_is_left_after_the_end_and_the_logs_alone_after_a_kill_and_the_t
     token = tmp_path / ".ray" / "auth_token"
     ended = start(short_folder, tmp_path, "in order")
     assert ended.returncode == 0, ended.stderr
-    session, there, is_set_here, servers = json.loads(ended.stdout)
+    session, there, is_set_here, servers, agent_mib, url = json.loads(ended.stdout)
+    assert (agent_mib < 20, url) == (True, None), "nobody asked for metrics"
     assert servers == ["gcs_server", "raylet"], "and no process that one node has no use for"
     assert session.startswith(f"{short_folder}/xids-")
     assert there["TMPDIR"].startswith(f"{short_folder}/xids-") and not is_set_here
@@ -65,8 +73,9 @@ def test_nothing_is_left_after_the_end_and_the_logs_alone_after_a_kill_and_the_t
     token.chmod(0o644)  # as Ray makes it
     killed = start(short_folder, tmp_path, "killed")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert json.loads(killed.stdout)[-1].startswith("http://127.0.0.1:")
     (folder,) = short_folder.iterdir()
-    wait_until(lambda: not (folder / "r").exists())
+    wait_until(lambda: not (folder / "r").exists(), 30)  # an agent that is left to itself lives for a minute
     assert [path.name for path in folder.iterdir()] == ["logs"]
     assert any(path.name.startswith("raylet") for path in (folder / "logs").iterdir())
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
