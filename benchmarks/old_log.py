@@ -56,12 +56,13 @@ _WAL: Final = 200
 """Bytes of WAL from one commit to the next."""
 
 
-def _piece(first: int, n: int) -> pa.RecordBatch:
+def transactions(first: int, n: int, wal_bytes: int = _WAL) -> pa.RecordBatch:
+    """``n`` lines of ``_transactions``, the first of them number ``first``. ``wal_bytes``: from commit to commit."""
     i = np.arange(first, first + n, dtype=np.int64)
     jitter = np.random.default_rng(first).integers(-300_000, 300_000, n)
     micros = int(_BEGUN.timestamp()) * 1_000_000 + i * 1_000_000 + jitter
     xid = 1_000 + i - np.where(i % 10_000 == 0, 3_600, 0)
-    lsn = i * _WAL
+    lsn = i * wal_bytes
     tables = pa.ListArray.from_arrays(
         pa.array(np.arange(n + 1, dtype=np.int32)), pa.repeat("public.orders", n)
     )
@@ -81,7 +82,8 @@ def _piece(first: int, n: int) -> pa.RecordBatch:
     )
 
 
-def _sizes(n_transactions: int) -> list[int]:
+def file_sizes(n_transactions: int) -> list[int]:
+    """The rows of each file, as the merges of a run leave them."""
     small = [20_000, 20_000, 2_000, 2_000, *[1] * 31]
     left = n_transactions - sum(small)
     if left < 0:
@@ -96,12 +98,12 @@ def made(root: Location, n_transactions: int, about: TableMetadata) -> int:
     writer = DeltaTableWriter.open_or_create(table, locations.TRANSACTIONS, columns, about)
     files: list[WrittenFile] = []
     first = 1
-    for n_rows in _sizes(n_transactions):
+    for n_rows in file_sizes(n_transactions):
         parquet = ParquetFiles(
             table, f"data-{len(files):06d}", TRANSACTIONS_SCHEMA, "commit_lsn", writer.ranged
         )
         for start in range(first, first + n_rows, _PIECE):
-            parquet.write(_piece(start, min(_PIECE, first + n_rows - start)))
+            parquet.write(transactions(start, min(_PIECE, first + n_rows - start)))
         files += parquet.close()
         first += n_rows
     last = files[-1].max_commit_lsn
@@ -224,7 +226,9 @@ def main() -> None:
                 roots, (_ABOUT_BEFORE, OF_OWN_TABLES[locations.TRANSACTIONS]), strict=True
             ):
                 n_bytes = made(root, size, about)
-            print(size, json.dumps({"files": len(_sizes(size)), "mb": round(n_bytes / 1e6, 1)}), flush=True)
+            print(
+                size, json.dumps({"files": len(file_sizes(size)), "mb": round(n_bytes / 1e6, 1)}), flush=True
+            )
             for name, (before, _) in _QUESTIONS.items():
                 for is_now in (False, True):
                     if before is None and not is_now:
