@@ -49,6 +49,7 @@ from xidstream.pipeline.storage.skips import given_up
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
+from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.transactions.buffer_calls import BufferSettings
 
 
@@ -87,6 +88,8 @@ class SlotReader:
         self._secrets_path = secrets_path
         self._has_sink = has_sink
         self._share = None if quota is None else QuotaShare(quota, epoch, config.buffers_min)
+        self._ledger = TransactionLedger()
+        """What this process knows of each open transaction."""
         self._stop = threading.Event()
         self._waiting_for: str | None = None
         self._sending: SendingThread | None = None
@@ -155,6 +158,7 @@ class SlotReader:
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),
             parallel=self._slot.streaming == "parallel",
             spares=self._spares,
+            ledger=self._ledger,
             column_names=renamed_columns(config.column_names),
         )
         status_interval_s = min(
@@ -184,7 +188,8 @@ class SlotReader:
     def run(self, sequencer: Any) -> None:
         """Read until ``stop``. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
         self._kept_alive.end()
-        self._sender = Sender(self._pool, sequencer, Backlog(self._config.buffer_memory_bytes))
+        backlog = Backlog(self._config.buffer_memory_bytes)
+        self._sender = Sender(self._pool, sequencer, backlog, self._ledger)
         self._sending = SendingThread(self._sender, self._pool)
         self._sending.start()
         try:
@@ -282,7 +287,7 @@ class SlotReader:
             parks=self._config.on_poison == "park",
             storage_mode=self._config.storage_mode,
         )
-        self._pool = BufferPool(self._config, settings, self._spares, self._share)
+        self._pool = BufferPool(self._config, settings, self._spares, self._ledger, self._share)
         # While the buffers load their kernels, and not when the slot is ours.
         importlib.import_module("xidstream.pipeline.postgres.copy_loop")
         self._pool.fleet.await_ready()
