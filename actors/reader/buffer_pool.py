@@ -15,8 +15,6 @@ What a buffer raised comes out of ``collect``, ``adapt`` and ``BufferFleet.check
 
 from __future__ import annotations
 
-import time
-
 import ray
 
 from xidstream.actors.reader.buffer_fleet import BufferFleet
@@ -25,7 +23,7 @@ from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.actors.reader.in_flight import InFlight
 from xidstream.actors.reader.small_blocks import SmallBlocks
 from xidstream.pipeline.account.model import OpenPart, named
-from xidstream.pipeline.exchange import BufferedTransaction, Sealed, TransactionEnd
+from xidstream.pipeline.exchange import Sealed, TransactionEnd
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.settings.config import Config
@@ -70,34 +68,9 @@ class BufferPool:
         """Calls to buffers that have not returned."""
         return len(self._in_flight)
 
-    @property
-    def open_transactions(self) -> list[BufferedTransaction]:
-        return [record.held for record in self._buffered()]
-
-    def open_parts(self) -> list[OpenPart]:
-        """One part for each open transaction, for the run's account. Any thread may ask."""
-        return [self._part(record) for record in self._buffered()]
-
-    def _buffered(self) -> list[TransactionRecord]:
+    def open_records(self) -> list[TransactionRecord]:
+        """The open transactions that buffers have. Any thread may ask."""
         return [record for record in self._ledger.records() if record.is_buffered]
-
-    def _part(self, record: TransactionRecord) -> OpenPart:
-        held = record.held
-        tables = record.tables.copy()
-        return OpenPart(
-            xid=int(record.xid),
-            age_s=round(time.monotonic() - record.since_s, 3),
-            n_rows=held.n_rows,
-            n_bytes=record.n_bytes,
-            n_bytes_in_memory=held.n_bytes_in_memory,
-            n_bytes_spilled=held.n_bytes_spilled,
-            n_segments=held.n_segments,
-            n_rolled_back_subtransactions=record.n_rolled_back,
-            tables=named(tables),
-            n_tables=len(tables),
-            buffer=-1 if record.buffer is None else record.buffer,
-            streamed=record.streamed,
-        )
 
     # -- blocks and ends -------------------------------------------------------------------------------
 
@@ -193,3 +166,23 @@ class BufferPool:
         for payload, _ in parcel.blocks:
             # It was copied, into shared memory or into the call.
             self._spares.release(payload)
+
+
+def open_part(record: TransactionRecord, now_s: float) -> OpenPart:
+    """An open transaction for the run's account. ``now_s``: of the monotonic clock. Any thread may ask."""
+    held = record.held
+    tables = record.tables.copy()
+    return OpenPart(
+        xid=int(record.xid),
+        age_s=round(now_s - record.since_s, 3),
+        n_rows=held.n_rows,
+        n_bytes=record.n_bytes,
+        n_bytes_in_memory=held.n_bytes_in_memory,
+        n_bytes_spilled=held.n_bytes_spilled,
+        n_segments=held.n_segments,
+        n_rolled_back_subtransactions=record.n_rolled_back,
+        tables=named(tables),
+        n_tables=len(tables),
+        buffer=-1 if record.buffer is None else record.buffer,
+        streamed=record.streamed,
+    )

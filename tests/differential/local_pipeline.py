@@ -257,7 +257,7 @@ class LocalPipeline:
         """Read, release and confirm until the confirmed position has reached ``target``."""
         deadline = time.monotonic() + timeout_s
         self._target = target
-        while self.stages.stats().delivered_lsn < target:
+        while self.stages.report().delivered_lsn < target:
             drained = self._read()
             if drained:
                 self._send(self._cutter.flush())
@@ -269,7 +269,7 @@ class LocalPipeline:
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"confirmed {self.confirmed_lsn}, received {self._received}, wanted {target}: "
-                    f"{self._cutter.open_transactions} open, {self.stages.stats().n_waiting} waiting"
+                    f"{self._cutter.open_transactions} open, {self.stages.report().sequencer.n_waiting} waiting"
                 )
 
     def read_some(self, n_messages: int) -> None:

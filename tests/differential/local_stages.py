@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.commits.commit_sequence import CommitSequence
 from xidstream.pipeline.commits.joining import JoinRule
-from xidstream.pipeline.commits.sequencer_stats import SequencerStats
 from xidstream.pipeline.exchange import Batch, BufferedTransaction, Opened, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn, Xid
@@ -284,10 +284,10 @@ class LocalStages:
             # A call that returns at once sees nothing of what the sequencer's own loops would do next.
             self._run_until_idle()
 
-    def stats(self) -> SequencerStats:
-        stats = self._run(self._sequence.stats())
-        assert stats is not None
-        return stats
+    def report(self) -> SequencerReport:
+        report = self._run(self._sequence.account(with_prepared=False))
+        assert report is not None
+        return report
 
     def close(self) -> None:
         """As a crash: what is not done yet is never done."""
