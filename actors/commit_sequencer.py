@@ -36,9 +36,9 @@ class CommitSequencer(CommitSequence):
         """``CommitSequence.submit`` of one entry with its content."""
         return await self.submit([dataclasses.replace(entry, result=content)])
 
-    async def account(self) -> SequencerReport | None:
+    async def account(self, *, with_prepared: bool) -> SequencerReport | None:
         """``CommitSequence.account`` with this process."""
-        report = await super().account()
+        report = await super().account(with_prepared=with_prepared)
         return (
             None if report is None else dataclasses.replace(report, process=this_process("commit sequencer"))
         )

@@ -21,9 +21,9 @@ from ray._private.internal_api import node_stats
 
 from benchmarks.processes import role_of
 from benchmarks.source import PUBLICATION, Source, server
-from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.supervision.supervisor import Supervisor
+from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.settings.config import Config
@@ -66,8 +66,8 @@ class _HangingDriver:
         self._stop.set()
         return True
 
-    def progress(self) -> LoopProgress:
-        return LoopProgress(n_batches=0, n_rows=0, last_commit_lsn=INVALID_LSN)
+    def progress(self) -> SinkReport:
+        return SinkReport()
 
     def account(self) -> None:
         return None
@@ -130,8 +130,8 @@ def _hang(source: Source, folder: str, rate: float, seconds: float) -> dict[str,
 
 
 def _look(supervisor: Supervisor, commits: int) -> dict[str, Any]:
-    status = supervisor.status()
-    reader, sequencer = status.reader, status.sequencer
+    account = supervisor.status().account
+    reader, sequencer = account.reader, account.sequencer
     return {
         "commits": commits,
         "units": None if sequencer is None else sequencer.n_waiting,

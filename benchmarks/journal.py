@@ -90,7 +90,7 @@ def away(run: Run, folder: Path, seconds: float, rate: int, large: int) -> dict[
     position.end()
     held = run.pipeline.supervisor
     assert held is not None
-    journal = held.status().sequencer.journal  # type: ignore[union-attr]
+    journal = held.status().account.journal
     n_before = len(driver.transactions)
     driver.hold.clear()
     released = time.monotonic()
@@ -100,8 +100,10 @@ def away(run: Run, folder: Path, seconds: float, rate: int, large: int) -> dict[
     )
     n_away = 0
     while len(driver.transactions) < n_tiny + 1:
-        status = held.status().sequencer
-        if not n_away and status is not None and status.journal is None and status.n_waiting < 50:
+        account = held.status().account
+        n_files = 0 if account.journal is None else account.journal.n_files
+        sequencer = account.sequencer
+        if not n_away and sequencer is not None and not n_files and sequencer.n_waiting < 50:
             n_away, caught_up_s = len(driver.transactions) - n_before, time.monotonic() - released
         run.wait(lambda: True)
         time.sleep(0.05)

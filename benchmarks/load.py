@@ -157,12 +157,12 @@ def many_open(run: Run, n: int, rows_each: int) -> bool:
             first = number * 1_000_000 + part * rows_each // 4
             session.execute(FILL.format(first + 1, first + rows_each // 4).encode())
     run.wait(lambda: run.pipeline.open_rows() > n * rows_each * 0.9)
-    status = run.pipeline.supervisor.status() if run.pipeline.supervisor else None
-    assert status is not None and status.reader is not None
-    held = sum(b for _, _, b, _ in status.reader.open)
+    account = run.pipeline.supervisor.account() if run.pipeline.supervisor else None
+    assert account is not None and account.reader is not None
+    held = sum(each.n_bytes_in_memory for each in account.open)
     print(
-        f"  {len(status.reader.open)} open, {run.pipeline.open_rows():,} rows decoded, {held / MIB:.0f} MiB of them in "
-        f"memory of {status.reader.n_buffers} buffers, {len(run.pipeline.segments())} segments"
+        f"  {account.reader.n_open} open, {run.pipeline.open_rows():,} rows decoded, {held / MIB:.0f} MiB of them in "
+        f"memory of {account.reader.n_buffers} buffers, {len(run.pipeline.segments())} segments"
     )
     random.Random(1).shuffle(sessions)
     for session in sessions:

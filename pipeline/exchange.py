@@ -4,7 +4,7 @@ Frozen values, picklable, small: rows never travel in them, only names of segmen
 Arrow bytes (``ArrowRef``: a Ray ObjectRef in production, or the bytes where they are few; anything in a test; this
 package does not look).
 
-A *release unit* (``Released``) is what has one place in commit order: one transaction block's transaction,
+A *release unit* (``Sealed``) is what has one place in commit order: one transaction block's transaction,
 or one plain block of many small transactions. A *batch* is consecutive release units.
 
 A record batch of a known schema is pickled as its Arrow message, without the schema. A schema of its own took 16 KB of
@@ -462,3 +462,14 @@ class TransactionEnd:
     streamed: bool = False
     gid: str | None = None
     origin: str | None = None
+
+
+@dataclass(frozen=True)
+class BufferedTransaction:
+    """What a transaction amounts to after a block: for progress, and for tests of the memory bound."""
+
+    xid: Xid
+    n_rows: int
+    n_bytes_in_memory: int
+    n_segments: int
+    n_bytes_spilled: int = 0

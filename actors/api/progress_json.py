@@ -8,20 +8,21 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+from xidstream.actors.supervision.run_status import RunStatus
 from xidstream.pipeline.account.snapshots import SnapshotProgress
-from xidstream.pipeline.commits.sequencer_stats import JournalStats
 
 
-def journal_json(journal: JournalStats | None) -> dict[str, Any] | None:
-    if journal is None:
+def journal_json(status: RunStatus) -> dict[str, Any] | None:
+    """None where the journal holds nothing, or the sequencer has not answered."""
+    journal, committed_us = status.account.journal, status.journal_from_us
+    if journal is None or not journal.n_files:
         return None
-    committed_us = journal.first_commit_timestamp_us
     committed_at = datetime.datetime.fromtimestamp(committed_us / 1e6, datetime.timezone.utc)
     return {
         "files": journal.n_files,
         "bytes": journal.n_bytes,
         "transactions": journal.n_transactions,
-        "firstCommitLsn": str(journal.first_commit_lsn) if journal.first_commit_lsn else None,
+        "firstCommitLsn": journal.first_commit_lsn,
         "firstCommitTimestamp": committed_at.isoformat() if committed_us else None,
         "isFull": journal.is_full,
     }

@@ -46,7 +46,7 @@ class StreamingQuery:
         self._listeners = Listeners(
             self._name,
             lambda: self._history.batches,
-            lambda: self._supervisor.status().is_caught_up,
+            lambda: self._supervisor.status().run.is_caught_up,
             listeners,
         )
         self._thread = threading.Thread(target=self._run, name="xidstream-query", daemon=True)
@@ -54,10 +54,10 @@ class StreamingQuery:
 
     def __repr__(self) -> str:
         state = "active" if self.isActive else "failed" if self._exception is not None else "ended"
-        progress = self._supervisor.status().driver
+        sink = self._supervisor.status().sink
         return (
-            f"StreamingQuery(slot {self._name.name!r}, {state}, {progress.n_transactions:,} transactions and "
-            f"{progress.n_rows:,} rows up to {progress.last_commit_lsn})"
+            f"StreamingQuery(slot {self._name.name!r}, {state}, {sink.n_transactions:,} transactions and "
+            f"{sink.n_rows:,} rows up to {sink.last_commit_lsn or '0/0'})"
         )
 
     @property
@@ -87,12 +87,13 @@ class StreamingQuery:
         if not self.isActive:
             return ended_status(self._exception)
         status = self._supervisor.status()
+        run, error = status.run, status.account.last_error
         return status_of(
-            state=status.state,
-            waiting_for=status.waiting_for,
+            state=run.state,
+            waiting_for=run.waiting_for,
             is_in_hand=self._history.is_in_hand,
-            is_caught_up=status.is_caught_up,
-            last_error=status.last_error,
+            is_caught_up=run.is_caught_up,
+            last_error=None if error is None else error.message,
         )
 
     @property
@@ -124,25 +125,26 @@ class StreamingQuery:
         is None. After the first batch it has all keys of the newest ``recentProgress`` as well.
         """
         status = self._supervisor.status()
-        driver, sequencer, reader = status.driver, status.sequencer, status.reader
+        account, run, sink = status.account, status.run, status.sink
+        sequencer, reader = account.sequencer, account.reader
         return {
             **(recent_progress(self._name, self._history.batches, 1) or [{}])[0],
-            "snapshots": None if status.snapshots is None else snapshots_json(status.snapshots),
-            "epoch": status.epoch,
-            "batches": driver.n_batches,
-            "transactions": driver.n_transactions,
-            "rows": driver.n_rows,
-            "lastCommitLsn": str(driver.last_commit_lsn),
-            "lagMs": driver.lag_ms,
-            "caughtUp": status.is_caught_up,
-            "deliveredLsn": str(sequencer.delivered_lsn) if sequencer else None,
-            "confirmedLsn": str(sequencer.confirmed_lsn) if sequencer else None,
-            "journal": None if sequencer is None else journal_json(sequencer.journal),
+            "snapshots": None if account.snapshots is None else snapshots_json(account.snapshots),
+            "epoch": run.epoch,
+            "batches": sink.n_batches,
+            "transactions": sink.n_transactions,
+            "rows": sink.n_rows,
+            "lastCommitLsn": sink.last_commit_lsn or "0/0",
+            "lagMs": sink.last_lag_ms,
+            "caughtUp": run.is_caught_up,
+            "deliveredLsn": sequencer.delivered_lsn if sequencer else None,
+            "confirmedLsn": sequencer.confirmed_lsn if sequencer else None,
+            "journal": journal_json(status),
             "preparedTransactions": sequencer.n_prepared if sequencer else None,
             "receivedBytes": reader.n_bytes if reader else None,
-            "openTransactions": len(reader.open) if reader else None,
-            "openRows": sum(rows for _, rows, _, _ in reader.open) if reader else None,
-            "paused": reader.paused if reader else None,
+            "openTransactions": reader.n_open if reader else None,
+            "openRows": reader.n_open_rows if reader else None,
+            "paused": reader.paused_by is not None if reader else None,
             "waitingForSinkBytes": reader.backlog_bytes if reader else None,
             "inFlightBytes": reader.in_flight_bytes if reader else None,
         }

@@ -16,7 +16,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TextIO
 
@@ -26,17 +26,15 @@ from rich.table import Table
 from rich.text import Text
 
 from xidstream.actors.runtime.elapsed import Elapsed
-from xidstream.actors.supervision.run_status import Status
-from xidstream.pipeline.account.model import open_words
+from xidstream.actors.supervision.run_status import RunStatus
+from xidstream.pipeline.account.model import JournalPart, OpenPart, open_words
 from xidstream.pipeline.account.snapshots import SnapshotProgress
-from xidstream.pipeline.commits.sequencer_stats import JournalStats
 from xidstream.pipeline.events import Event
 from xidstream.pipeline.quantities import counted, human_bytes, human_ms, human_s, waiting
 
 _LIVE_LOOK_S = 0.25
 _PLAIN_LOOK_S = 1.0
 _PLAIN_INTERVAL_S = 5.0
-_MOST_TRANSACTIONS = 6
 _RATE_WINDOW_S = 10.0
 _FRESH_S = 5.0
 """For how long after a batch its lag is of interest although nothing waits any more."""
@@ -57,12 +55,13 @@ class Pace:
         """Delivered. None: not known yet."""
         self.read_bytes_per_s: float | None = None
 
-    def note(self, status: Status, now_s: float) -> None:
-        n_rows, n_bytes = status.driver.n_rows, status.reader.n_bytes if status.reader is not None else 0
+    def note(self, status: RunStatus, now_s: float) -> None:
+        sink, reader = status.sink, status.account.reader
+        n_rows, n_bytes = sink.n_rows, reader.n_bytes if reader is not None else 0
         if self._samples and (n_rows < self._samples[-1][1] or n_bytes < self._samples[-1][2]):
             self._samples.clear()  # another epoch or driver counts anew
-        if status.driver.n_batches != self._n_batches:
-            self._n_batches, self._batch_s = status.driver.n_batches, now_s
+        if sink.n_batches != self._n_batches:
+            self._n_batches, self._batch_s = sink.n_batches, now_s
         self.is_fresh = self._batch_s is not None and now_s - self._batch_s < _FRESH_S
         self._samples.append((now_s, n_rows, n_bytes))
         while len(self._samples) > 2 and now_s - self._samples[1][0] >= _RATE_WINDOW_S:
@@ -75,13 +74,14 @@ class Pace:
             self.rows_per_s = self.read_bytes_per_s = None
 
 
-def parts(status: Status, pace: Pace | None = None) -> list[str]:
+def parts(status: RunStatus, pace: Pace | None = None) -> list[str]:
     """The status as short phrases, the most important ones first. Without ``pace`` it is the end of a run."""
-    driver, reader = status.driver, status.reader
+    account, sink = status.account, status.sink
+    reader = account.reader
     found = [_where(status, pace)] if pace is not None else []
     if status.has_sink:
         found.append(
-            f"{counted(driver.n_transactions, 'transaction')}, {counted(driver.n_rows, 'row')} delivered"
+            f"{counted(sink.n_transactions, 'transaction')}, {counted(sink.n_rows, 'row')} delivered"
         )
     else:
         found.append("into the journal")
@@ -90,50 +90,49 @@ def parts(status: Status, pace: Pace | None = None) -> list[str]:
     if reader is not None:
         rate = f" ({human_bytes(pace.read_bytes_per_s)}/s)" if pace and pace.read_bytes_per_s else ""
         found.append(f"{human_bytes(reader.n_bytes)} read{rate}")
-        if reader.open:
-            found.append(_open(reader.open))
+        if account.open:
+            found.append(_open(account.open[0], reader.n_open, reader.n_open_rows))
         if reader.n_buffers_asked:
             found.append(f"{counted(reader.n_buffers, 'buffer')}, {reader.n_buffers_asked} more requested")
-        if reader.paused:
+        if reader.paused_by is not None:
             found.append(f"reading paused: {human_bytes(reader.backlog_bytes)} wait for the sink")
-    if status.snapshots is not None and (status.snapshots.tables or status.snapshots.n_finished):
-        found.append(_snapshots(status.snapshots))
-    if status.sequencer is not None:
-        if status.sequencer.journal is not None:
-            found.append(_journal(status.sequencer.journal))
-        found.append(f"confirmed {status.sequencer.confirmed_lsn}")
+    if account.snapshots is not None and (account.snapshots.tables or account.snapshots.n_finished):
+        found.append(_snapshots(account.snapshots))
+    if account.sequencer is not None:
+        if account.journal is not None and account.journal.n_files:
+            found.append(_journal(account.journal))
+        found.append(f"confirmed {account.sequencer.confirmed_lsn}")
     return found
 
 
-def summary(status: Status, pace: Pace | None = None) -> str:
+def summary(status: RunStatus, pace: Pace | None = None) -> str:
     """``parts`` in one line."""
     return " · ".join(parts(status, pace))
 
 
-def _where(status: Status, pace: Pace) -> str:
-    if status.waiting_for:
-        return f"waiting for {' and '.join(status.waiting_for)}"
-    lag_ms = status.driver.lag_ms
-    open_ = sorted(status.reader.open, key=lambda t: -t[1]) if status.reader is not None else []
-    caught_up = f"caught up{open_words([int(t[0]) for t in open_], len(open_))}"
-    if lag_ms is None or (status.is_caught_up and not pace.is_fresh):
-        return caught_up if status.is_caught_up else "catching up"
-    if status.is_caught_up:
+def _where(status: RunStatus, pace: Pace) -> str:
+    account, run, lag_ms = status.account, status.run, status.sink.last_lag_ms
+    if run.waiting_for:
+        return f"waiting for {' and '.join(run.waiting_for)}"
+    n_open = 0 if account.reader is None else account.reader.n_open
+    caught_up = f"caught up{open_words([each.xid for each in account.open], n_open)}"
+    if lag_ms is None or (run.is_caught_up and not pace.is_fresh):
+        return caught_up if run.is_caught_up else "catching up"
+    if run.is_caught_up:
         where = caught_up
     else:
         where = "keeping up" if pace.is_fresh and lag_ms < _SHORT_LAG_MS else "catching up"
     return f"{where}, lag {human_ms(lag_ms)}"
 
 
-def _open(transactions: Sequence[tuple[int, int, int, int]]) -> str:
-    xid, n_rows, _, _ = max(transactions, key=lambda t: t[1])
-    if len(transactions) == 1:
-        return f"1 open: xid {int(xid)}, {counted(n_rows, 'row')}"
-    of_all = counted(sum(t[1] for t in transactions), "row")
-    return f"{len(transactions)} open, {of_all}; the largest: xid {int(xid)}, {counted(n_rows, 'row')}"
+def _open(largest: OpenPart, n_open: int, n_rows: int) -> str:
+    of_it = f"xid {largest.xid}, {counted(largest.n_rows, 'row')}"
+    if n_open == 1:
+        return f"1 open: {of_it}"
+    return f"{n_open} open, {counted(n_rows, 'row')}; the largest: {of_it}"
 
 
-def _journal(journal: JournalStats) -> str:
+def _journal(journal: JournalPart) -> str:
     held = f"{human_bytes(journal.n_bytes)}, {waiting(journal.n_transactions, 'transaction')}"
     return f"in the journal{', which is full' if journal.is_full else ''}: {held} for the sink"
 
@@ -171,19 +170,20 @@ class Phrases:
         yield Text(line, style=self._style)
 
 
-def picture(status: Status, pace: Pace) -> Group:
+def picture(status: RunStatus, pace: Pace) -> Group:
     """The live display: the phrases, and a line for each of the largest open transactions."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("open transaction", "rows decoded", "in memory", "segments spilled"):
         table.add_column(name, justify="left" if name.startswith("open") else "right")
-    reader = status.reader
-    transactions = sorted(reader.open, key=lambda t: -t[1]) if reader is not None else []
-    for xid, rows, n_bytes, segments in transactions[:_MOST_TRANSACTIONS]:
-        table.add_row(f"xid {int(xid)}", f"{rows:,}", human_bytes(n_bytes), str(segments))
-    if len(transactions) > _MOST_TRANSACTIONS:
-        table.add_row(f"and {len(transactions) - _MOST_TRANSACTIONS} more", "", "", "")
+    account = status.account
+    for each in account.open:
+        memory = human_bytes(each.n_bytes_in_memory)
+        table.add_row(f"xid {each.xid}", f"{each.n_rows:,}", memory, str(each.n_segments))
+    n_more = 0 if account.reader is None else account.reader.n_open - len(account.open)
+    if n_more > 0:
+        table.add_row(f"and {n_more} more", "", "", "")
     state = Phrases(parts(status, pace), "bold")
-    return Group(state, table) if transactions else Group(state)
+    return Group(state, table) if account.open else Group(state)
 
 
 class Display:
@@ -231,7 +231,7 @@ class Display:
     def elapsed_s(self) -> float:
         return self._clock() - self._began_s
 
-    def show(self, statuses: Mapping[str, Status]) -> None:
+    def show(self, statuses: Mapping[str, RunStatus]) -> None:
         """Show the statuses by slot. The slot's name is shown if there are several."""
         now_s = self._clock()
         several = len(statuses) > 1
@@ -239,7 +239,7 @@ class Display:
         for slot, status in statuses.items():
             shown += [Text(f"slot {slot}", style="bold cyan")] if several else []
             if status.opened is None:
-                shown.append(self._starting(slot, status.waiting_for, several=several))
+                shown.append(self._starting(slot, status.run.waiting_for, several=several))
                 continue
             if self._live is None and self._waiting.pop(slot, None) is not None:
                 self.line(f"{now_s - self._open_s.get(slot, self._began_s):.0f} s: reading slot {slot}")

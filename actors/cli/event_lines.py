@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from xidstream.actors.cli.json_log import log_as_json
-from xidstream.actors.supervision.run_status import Status
+from xidstream.actors.supervision.run_status import RunStatus
 from xidstream.pipeline.events import Event
 
 log = logging.getLogger("xidstream")
@@ -47,19 +47,19 @@ class EventLines:
     def starting(self, what: str) -> None:
         self._tell("", Event("waiting", f"waiting for {what}", logging.INFO))
 
-    def show(self, statuses: Mapping[str, Status]) -> None:
+    def show(self, statuses: Mapping[str, RunStatus]) -> None:
         """Tell of slots that wait for something else than before, or are read by another epoch."""
         for slot, status in statuses.items():
-            opened = status.opened
-            if opened is not None and self._epochs.get(slot) != status.epoch:
-                self._epochs[slot] = status.epoch
+            opened, run = status.opened, status.run
+            if opened is not None and self._epochs.get(slot) != run.epoch:
+                self._epochs[slot] = run.epoch
                 self._waiting.pop(slot, None)
                 lsn = str(opened.confirmed_flush_lsn)
                 text = f"reading slot {slot} from {lsn}"
-                self._tell(slot, Event("reading", text, logging.INFO, lsn=lsn, epoch=status.epoch))
-            if status.waiting_for and self._waiting.get(slot) != status.waiting_for:
-                self._waiting[slot] = status.waiting_for
-                text = f"waiting for {' and '.join(status.waiting_for)}"
+                self._tell(slot, Event("reading", text, logging.INFO, lsn=lsn, epoch=run.epoch))
+            if run.waiting_for and self._waiting.get(slot) != run.waiting_for:
+                self._waiting[slot] = run.waiting_for
+                text = f"waiting for {' and '.join(run.waiting_for)}"
                 self._tell(slot, Event("waiting", text, logging.INFO))
 
     def line(self, text: str, style: str = "") -> None:

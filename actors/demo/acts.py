@@ -78,8 +78,8 @@ def _write_large(console: Console, large: Connection, stream: LiveStream, n_rows
         # The walsender keeps the last rows until COMMIT if they need less than logical_decoding_work_mem.
         stream.wait_until_steady(lambda n: bar.update(arrived, completed=n))
     n_decoded = stream.n_open_rows()
-    n_segments = sum(n for *_, n in stream.open_transactions())
-    n_bytes = sum(n for _, _, n, _ in stream.open_transactions())
+    n_segments = sum(each.n_segments for each in stream.open_transactions())
+    n_bytes = sum(each.n_bytes_in_memory for each in stream.open_transactions())
     _say(
         console,
         f"{n_decoded:,} of {n_rows:,} rows are decoded: {human_bytes(n_bytes)} in memory, and "

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from xidstream.actors.demo.watched_delta import Arrival, WatchedDelta
 from xidstream.actors.supervision.drivers import InProcessDriver
 from xidstream.actors.supervision.supervisor import Supervisor
+from xidstream.pipeline.account.model import OpenPart
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import SlotIdentity
-from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.settings.config import Config
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ class LiveStream:
     def n_rows_delivered(self) -> int:
         return sum(arrival.n_rows for arrival in self.arrivals)
 
-    def open_transactions(self) -> tuple[tuple[Xid, int, int, int], ...]:
-        """(xid, rows, bytes in memory, segments) of each transaction that is open in the buffers."""
-        reader = self._supervisor.status().reader
-        return reader.open if reader is not None else ()
+    def open_transactions(self) -> tuple[OpenPart, ...]:
+        """The largest transactions that are open in the buffers."""
+        return self._supervisor.status().account.open
 
     def n_open_rows(self) -> int:
         """How many rows of open transactions are decoded."""
-        return sum(n_rows for _, n_rows, _, _ in self.open_transactions())
+        reader = self._supervisor.status().account.reader
+        return 0 if reader is None else reader.n_open_rows
 
     # -- waiting -----------------------------------------------------------------------------------------
 

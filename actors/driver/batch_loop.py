@@ -17,7 +17,6 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,7 +38,7 @@ from xidstream.pipeline.exchange import Batch, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.initial_copy.staged_snapshots import StagedSnapshots
 from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTables
-from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.settings.sink_kinds import Snapshots
 from xidstream.pipeline.sinks.sink import Sink
 from xidstream.pipeline.spark.frames import SinkBatch
@@ -55,38 +54,8 @@ STALLED_AFTER_S = 120.0
 """A Spark job that has waited for executors for this long will wait for ever, because RayDP's master is gone."""
 
 
-@dataclass(frozen=True)
-class LoopProgress:
-    """Counts since the start of the driver. ``lag_ms``: from COMMIT, on the server's clock, to the sink's return, of
-    the last transaction. ``sink_lsn``: the sink's watermark when the loop began; 0/0 if it does not have one."""
-
-    n_batches: int = 0
-    n_rows: int = 0
-    n_transactions: int = 0
-    last_commit_lsn: Lsn = INVALID_LSN
-    lag_ms: float | None = None
-    sink_lsn: Lsn = INVALID_LSN
-
-
-def sink_part(
-    progress: LoopProgress, history: BatchHistory, idle_s: float | None = None, n_executors: int | None = None
-) -> SinkPart:
-    return SinkPart(
-        last_commit_lsn=str(progress.last_commit_lsn) if progress.last_commit_lsn else None,
-        n_batches=progress.n_batches,
-        n_transactions=progress.n_transactions,
-        n_rows=progress.n_rows,
-        last_lag_ms=progress.lag_ms,
-        latency=history.latency,
-        in_hand=history.in_hand(time.monotonic()),
-        batches=history.batches[-MOST_BATCHES:],
-        idle_s=idle_s,
-        n_executors=n_executors,
-    )
-
-
 class BatchLoop:
-    """``before`` is the progress of the run's earlier epochs, and ``history`` has their last batches."""
+    """``before`` has the counts of the run's earlier epochs, and ``history`` their last batches."""
 
     def __init__(
         self,
@@ -95,7 +64,7 @@ class BatchLoop:
         sequencer: Any,
         storage_uri: str,
         identity: SlotIdentity,
-        before: LoopProgress,
+        before: SinkReport,
         history: BatchHistory | None = None,
     ) -> None:
         self._session = session
@@ -109,6 +78,7 @@ class BatchLoop:
         self._writing_since_s: float | None = None
         self._idle_since_s: float | None = None
         self.progress = before
+        """The counts since the driver began, without what only a question to the JVM or the history tells."""
         self.history = history or BatchHistory()
         self._is_claimed = self._has_claimed = False
         self._staged: StagedSnapshots | None = None
@@ -185,7 +155,14 @@ class BatchLoop:
 
     def sink_part(self, n_executors: int | None) -> SinkPart:
         """For the run's account."""
-        return sink_part(self.progress, self.history, self.idle_s, n_executors)
+        return dataclasses.replace(
+            self.progress.sink,
+            latency=self.history.latency,
+            in_hand=self.history.in_hand(time.monotonic()),
+            batches=self.history.batches[-MOST_BATCHES:],
+            idle_s=self.idle_s,
+            n_executors=n_executors,
+        )
 
     def sink_report(self, n_executors: int | None, process: ProcessPart | None = None) -> SinkReport:
         """For the run's account, with what is left of the change log."""
@@ -260,22 +237,23 @@ class BatchLoop:
             raise unwrap(error, "commit sequencer") from error
 
     def _count(self, batch: Batch) -> None:
-        before = self.progress
-        lag_ms = before.lag_ms
+        before = self.progress.sink
+        lag_ms = before.last_lag_ms
         committed_us = _commits_us(batch)
         now_us = time.time_ns() // 1000
         if len(committed_us):
             lag_ms = max(0.0, (now_us - int(committed_us[-1])) / 1000)
-        lsn = batch.last_commit_lsn or before.last_commit_lsn
-        self.history.done(time.monotonic(), now_us, str(lsn), committed_us)
-        self.progress = LoopProgress(
+        lsn = str(batch.last_commit_lsn) if batch.last_commit_lsn else before.last_commit_lsn
+        self.history.done(time.monotonic(), now_us, lsn or str(INVALID_LSN), committed_us)
+        part = dataclasses.replace(
+            before,
             n_batches=before.n_batches + 1,
             n_rows=before.n_rows + batch.n_rows,
             n_transactions=before.n_transactions + sum(u.transactions.num_rows for u in batch.units),
             last_commit_lsn=lsn,
-            lag_ms=lag_ms,
-            sink_lsn=before.sink_lsn,
+            last_lag_ms=lag_ms,
         )
+        self.progress = dataclasses.replace(self.progress, sink=part)
 
 
 def _has_content(batch: Batch) -> bool:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JError
 
-from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress, sink_part
+from xidstream.actors.driver.batch_loop import BatchLoop
 from xidstream.actors.driver.printed_lines import PrintedLines
 from xidstream.actors.driver.session_kind import n_executors
 from xidstream.actors.driver.spark_master import SparkMaster
@@ -34,7 +34,6 @@ from xidstream.actors.runtime.java import ensure_java
 from xidstream.actors.runtime.no_pandas import skip_pandas_import
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.spark_version import require_raydp_for_spark
-from xidstream.pipeline.account import BatchHistory
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import SlotIdentity
@@ -143,15 +142,15 @@ class SparkDriver:
             return None
         return session_trouble(spark) or trouble_of(self._master, self._loops.get(slot))
 
-    def progress(self, slot: str) -> LoopProgress:
-        return self._loops[slot].progress if slot in self._loops else LoopProgress()
+    def progress(self, slot: str) -> SinkReport:
+        return self._loops[slot].progress if slot in self._loops else SinkReport()
 
     def account(self, slot: str) -> SinkReport:
         """For the run's account. It asks the JVM, so it may take as long as the JVM does."""
         loop = self._loops.get(slot)
         process = this_process("Spark driver")
         if loop is None:
-            return SinkReport(sink_part(LoopProgress(), BatchHistory()), process)
+            return SinkReport(process=process)
         return loop.sink_report(self._n_executors(), process)
 
     def _n_executors(self) -> int | None:

@@ -12,9 +12,10 @@ import ray
 
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.xid_buffer import XidBuffer
+from xidstream.pipeline.exchange import BufferedTransaction
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.stream import Block, Prepared
-from xidstream.pipeline.transactions.buffer_calls import BufferedTransaction, BufferSettings
+from xidstream.pipeline.transactions.buffer_calls import BufferSettings
 from xidstream.pipeline.transactions.known_relations import KnownRelations
 from xidstream.pipeline.transactions.parcels import Parcel
 

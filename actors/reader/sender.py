@@ -16,13 +16,14 @@ from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.stream.backlog import Backlog
 from xidstream.pipeline.stream.cut_routing import CutRouting, TicketedCut
+from xidstream.pipeline.stream.ledger import TransactionLedger
 
 _ASK_INTERVAL_S: Final = 1.0
 
 
 class Sender(CutRouting):
-    def __init__(self, pool: BufferPool, sequencer: Any, backlog: Backlog) -> None:
-        super().__init__(pool, self._submit_to_actor, backlog)
+    def __init__(self, pool: BufferPool, sequencer: Any, backlog: Backlog, ledger: TransactionLedger) -> None:
+        super().__init__(pool, self._submit_to_actor, backlog, ledger)
         self._pool = pool
         self._sequencer = sequencer
         self._submitted: list[ray.ObjectRef] = []

@@ -2,20 +2,21 @@
 
 A shell: ``prepare`` connects and starts the buffers, ``open`` starts replication, ``run`` reads until ``stop``. Reading
 (``Reading``) and sending (``SendingThread``) each have a thread of their own inside the actor. ``feedback``, ``stop``
-and ``stats`` come in on other threads, and only set or read plain attributes.
+and ``account`` come in on other threads, and only set or read plain attributes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import importlib
 import os
 import threading
+import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
-from xidstream.actors.reader.buffer_pool import BufferPool
+from xidstream.actors.reader.buffer_pool import BufferPool, open_part
 from xidstream.actors.reader.buffer_quota import QuotaShare
 from xidstream.actors.reader.heartbeat_thread import heartbeats
 from xidstream.actors.reader.reading import Reading
@@ -24,10 +25,10 @@ from xidstream.actors.reader.sending_thread import SendingThread
 from xidstream.actors.runtime.allocator import return_freed_memory
 from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.secrets import take_up
-from xidstream.pipeline.account.model import ReaderPart, ReaderReport, largest
+from xidstream.pipeline.account.model import ReaderPart, ReaderReport
 from xidstream.pipeline.errors import ConnectionLost
 from xidstream.pipeline.exchange import Opened, SlotIdentity
-from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.postgres.admin import Blocker, advance_slot
@@ -49,27 +50,8 @@ from xidstream.pipeline.storage.skips import given_up
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
+from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.transactions.buffer_calls import BufferSettings
-
-
-@dataclass(frozen=True)
-class ReaderStats:
-    """Bytes and messages are since the start of the epoch; ``open`` is (xid, rows, bytes in memory, segments);
-    the buffers that were asked for beside ``n_buffers`` have no process yet; ``n_moved`` transactions have changed
-    their buffer."""
-
-    n_messages: int
-    n_bytes: int
-    received_lsn: Lsn
-    flushed_lsn: Lsn
-    pending_bytes: int
-    in_flight_bytes: int
-    backlog_bytes: int
-    paused: bool
-    n_buffers: int
-    n_buffers_asked: int
-    n_moved: int
-    open: tuple[tuple[Xid, int, int, int], ...]
 
 
 class SlotReader:
@@ -87,6 +69,8 @@ class SlotReader:
         self._secrets_path = secrets_path
         self._has_sink = has_sink
         self._share = None if quota is None else QuotaShare(quota, epoch, config.buffers_min)
+        self._ledger = TransactionLedger()
+        """What this process knows of each open transaction."""
         self._stop = threading.Event()
         self._waiting_for: str | None = None
         self._sending: SendingThread | None = None
@@ -155,6 +139,7 @@ class SlotReader:
             pending_limit_bytes=max(config.block_bytes, config.reader_memory_bytes // 2),
             parallel=self._slot.streaming == "parallel",
             spares=self._spares,
+            ledger=self._ledger,
             column_names=renamed_columns(config.column_names),
         )
         status_interval_s = min(
@@ -184,7 +169,8 @@ class SlotReader:
     def run(self, sequencer: Any) -> None:
         """Read until ``stop``. Raises ConnectionLost, ProtocolViolation, SlotLost and what buffers raise."""
         self._kept_alive.end()
-        self._sender = Sender(self._pool, sequencer, Backlog(self._config.buffer_memory_bytes))
+        backlog = Backlog(self._config.buffer_memory_bytes)
+        self._sender = Sender(self._pool, sequencer, backlog, self._ledger)
         self._sending = SendingThread(self._sender, self._pool)
         self._sending.start()
         try:
@@ -217,52 +203,34 @@ class SlotReader:
         """End ``run`` after the next look: it confirms what it may, and leaves the slot free."""
         self._stop.set()
 
-    def stats(self) -> ReaderStats | None:
-        """None before ``run``."""
+    def account(self, *, with_processes: bool, n_open: int) -> ReaderReport | None:
+        """What it knows of itself; None before ``run``. ``with_processes``: the buffers are asked, too. ``n_open``: how
+        many of the open transactions to name, the largest first."""
         sending = self._sending
         if sending is None:
             return None
-        held = [(h.xid, h.n_rows, h.n_bytes_in_memory, h.n_segments) for h in self._pool.open_transactions]
-        return ReaderStats(
+        records = self._pool.open_records()
+        now_s = time.monotonic()
+        reader = ReaderPart(
+            received_lsn=str(max(self._reading.received_lsn, sending.end_lsn)),
+            told_lsn=str(self._reading.flushed_lsn),
             n_messages=self._cutter.n_messages_cut,
             n_bytes=self._sender.n_bytes,
-            received_lsn=max(self._reading.received_lsn, sending.end_lsn),
-            flushed_lsn=self._reading.flushed_lsn,
+            paused_by=self._reading.paused_by,
+            silent_s=round(self._reading.silent_s, 3),
             pending_bytes=self._cutter.pending_bytes,
             in_flight_bytes=sending.in_flight_bytes,
             backlog_bytes=sending.backlog_bytes,
-            paused=self._reading.paused,
             n_buffers=self._pool.fleet.n_buffers,
             n_buffers_asked=self._pool.fleet.n_asked,
             n_moved=self._pool.n_moved,
-            open=tuple(held),
+            n_open=len(records),
+            n_open_rows=sum(record.held.n_rows for record in records),
+            oldest_open_s=round(max((now_s - record.since_s for record in records), default=0.0), 3),
         )
-
-    def account(self, *, with_processes: bool) -> ReaderReport | None:
-        """For the run's account; None before ``run``. ``with_processes``: the buffers are asked, too."""
-        stats = self.stats()
-        if stats is None:
-            return None
-        parts = self._pool.open_parts()
-        reader = ReaderPart(
-            received_lsn=str(stats.received_lsn),
-            told_lsn=str(stats.flushed_lsn),
-            n_messages=stats.n_messages,
-            n_bytes=stats.n_bytes,
-            paused_by=self._reading.paused_by,
-            silent_s=round(self._reading.silent_s, 3),
-            pending_bytes=stats.pending_bytes,
-            in_flight_bytes=stats.in_flight_bytes,
-            backlog_bytes=stats.backlog_bytes,
-            n_buffers=stats.n_buffers,
-            n_buffers_asked=stats.n_buffers_asked,
-            n_moved=stats.n_moved,
-            n_open=len(parts),
-            n_open_rows=sum(each.n_rows for each in parts),
-            oldest_open_s=max((each.age_s for each in parts), default=0.0),
-        )
+        largest = heapq.nsmallest(n_open, records, key=lambda record: (-record.held.n_rows, record.xid))
         processes = (this_process("slot reader"), *self._pool.fleet.processes()) if with_processes else ()
-        return ReaderReport(reader, largest(parts), processes)
+        return ReaderReport(reader, tuple(open_part(record, now_s) for record in largest), processes)
 
     def _tell_blockers(self, blockers: tuple[Blocker, ...]) -> None:
         names = "; ".join(map(str, blockers)) or "transactions that cannot be seen"
@@ -282,7 +250,7 @@ class SlotReader:
             parks=self._config.on_poison == "park",
             storage_mode=self._config.storage_mode,
         )
-        self._pool = BufferPool(self._config, settings, self._spares, self._share)
+        self._pool = BufferPool(self._config, settings, self._spares, self._ledger, self._share)
         # While the buffers load their kernels, and not when the slot is ours.
         importlib.import_module("xidstream.pipeline.postgres.copy_loop")
         self._pool.fleet.await_ready()

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import ray
 
-from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost
@@ -111,8 +110,8 @@ class ActorDriver:
         result: _T = self._get(self._actor.on_snapshots.remote(self._slot, call, after_end), None)
         return result
 
-    def progress(self) -> LoopProgress:
-        progress: LoopProgress = self._get(self._actor.progress.remote(self._slot), _ANSWER_S)
+    def progress(self) -> SinkReport:
+        progress: SinkReport = self._get(self._actor.progress.remote(self._slot), _ANSWER_S)
         return progress
 
     def account(self) -> SinkReport | None:

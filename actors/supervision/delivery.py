@@ -123,7 +123,7 @@ class Delivery:
         self._held.starting = None
 
     def _run_loop(self, driver: Driver) -> None:
-        self._n_batches = self._held.progress().n_batches
+        self._n_batches = self._held.progress().sink.n_batches
         self._n_done = self._batches_done()
         driver.begin(self._epoch.sequencer, self._opened.identity)
         self._snapshots.begin(self._epoch, self._opened, driver)
@@ -175,12 +175,12 @@ class Delivery:
             return
         self._note_s = time.monotonic() + _LOOK_S
         restarts, progress = self._retries.restarts, self._held.progress()
-        restarts.took_batch = restarts.took_batch or progress.n_batches > self._n_batches
+        restarts.took_batch = restarts.took_batch or progress.sink.n_batches > self._n_batches
         restarts.reached("sink", progress.sink_lsn)
 
     def _batches_done(self) -> int:
-        stats = self._epoch.sequencer_stats()
-        return 0 if stats is None else stats.n_batches
+        report = self._epoch.sequencer_report()
+        return 0 if report is None else report.sequencer.n_batches
 
     # -- after a loop that failed ---------------------------------------------------------------------
 
@@ -218,11 +218,11 @@ class Delivery:
         if is_all_told and not at_last and time.monotonic() < self._look_s:
             return
         self._look_s = time.monotonic() + _LOOK_S
-        stats = self._epoch.sequencer_stats()
-        if stats is None:
+        report = self._epoch.sequencer_report()
+        if report is None:
             return
-        self._tell_parked(stats.parked)
-        for pair in stats.left_out:
+        self._tell_parked(report.parked)
+        for pair in report.left_out:
             if pair not in told:
                 told.add(pair)
                 xid, commit_lsn = pair

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import ray
 
-from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.driver.batch_loop import BatchLoop
 from xidstream.actors.driver.session_kind import has_ray_executors
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.driver.trouble import trouble_of
@@ -65,7 +65,9 @@ class Driver(Protocol):
         """``actors.snapshots.sink_tables.OnSink``: ``call`` gets the sink's. It may go to another process."""
         ...
 
-    def progress(self) -> LoopProgress: ...
+    def progress(self) -> SinkReport:
+        """The counts alone, which cost nothing."""
+        ...
 
     def account(self) -> SinkReport | None:
         """For the run's account. Never waits long: None where there is no answer."""
@@ -156,8 +158,8 @@ class InProcessDriver:
             raise ComponentLost("the Spark driver writes to no sink at the moment")
         return self._loop.on_snapshots(call, after_end=after_end)
 
-    def progress(self) -> LoopProgress:
-        return self._loop.progress if self._loop is not None else LoopProgress()
+    def progress(self) -> SinkReport:
+        return self._loop.progress if self._loop is not None else SinkReport()
 
     def account(self) -> SinkReport | None:
         # The session is the user's, and its JVM is not asked: the user's thread may be in it.

@@ -22,7 +22,7 @@ from typing import Any
 import ray
 
 from xidstream.actors.commit_sequencer import CommitSequencer
-from xidstream.actors.reader.slot_reader import ReaderStats, SlotReader
+from xidstream.actors.reader.slot_reader import SlotReader
 from xidstream.actors.runtime.ray_cluster import is_ours
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets
@@ -34,7 +34,6 @@ from xidstream.actors.supervision.placement import (
     unplaced_driver,
 )
 from xidstream.pipeline.account.model import ReaderReport, SequencerReport
-from xidstream.pipeline.commits.sequencer_stats import SequencerStats
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.events import Event
 from xidstream.pipeline.exchange import Opened
@@ -164,8 +163,8 @@ class Epoch:
     def survey(self, known: str | None) -> Surveyed:
         """Asked of the reader, but for what the sink has: the slot may be confirmed further, after the journal."""
         surveyed: Surveyed = get(self._reader.survey.remote(known), READER)
-        stats = self.sequencer_stats()
-        return surveyed if stats is None else replace(surveyed, delivered_lsn=stats.delivered_lsn)
+        report = self.sequencer_report()
+        return surveyed if report is None else replace(surveyed, delivered_lsn=report.delivered_lsn)
 
     def stop_batches(self) -> None:
         get(self.sequencer.stop.remote(), SEQUENCER)
@@ -184,20 +183,14 @@ class Epoch:
             time.sleep(_POLL_S)
         self.stop_reading()
 
-    def reader_stats(self) -> ReaderStats | None:
-        stats: ReaderStats | None = _ask(self._reader)
-        return stats
-
-    def sequencer_stats(self) -> SequencerStats | None:
-        stats: SequencerStats | None = _ask(self.sequencer)
-        return stats
-
-    def reader_report(self, *, with_processes: bool) -> ReaderReport | None:
-        report: ReaderReport | None = _ask(self._reader, "account", with_processes=with_processes)
+    def reader_report(self, *, with_processes: bool = False, n_open: int) -> ReaderReport | None:
+        """See ``SlotReader.account``. None where it does not answer at once."""
+        report: ReaderReport | None = _ask(self._reader, with_processes=with_processes, n_open=n_open)
         return report
 
-    def sequencer_report(self) -> SequencerReport | None:
-        report: SequencerReport | None = _ask(self.sequencer, "account")
+    def sequencer_report(self, *, with_prepared: bool = False) -> SequencerReport | None:
+        """See ``CommitSequence.account``. None where it does not answer at once."""
+        report: SequencerReport | None = _ask(self.sequencer, with_prepared=with_prepared)
         return report
 
     def end(self) -> None:
@@ -281,8 +274,8 @@ def _actor(kind: type, *arguments: Any, **options: Any) -> Any:
     return ray.remote(kind).options(**options).remote(*arguments)
 
 
-def _ask(part: Any, method: str = "stats", **arguments: Any) -> Any:
-    return _answer(getattr(part, method).remote(**arguments))
+def _ask(part: Any, **arguments: Any) -> Any:
+    return _answer(part.account.remote(**arguments))
 
 
 def _answer(question: ray.ObjectRef) -> Any:

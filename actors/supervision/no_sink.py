@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import ray
 
-from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost
@@ -51,8 +50,8 @@ class NoSink:
     def on_snapshots(self, call: Callable[[SnapshotTables], _T], *, after_end: bool = False) -> _T:
         raise ComponentLost("there is no sink")
 
-    def progress(self) -> LoopProgress:
-        return LoopProgress()
+    def progress(self) -> SinkReport:
+        return SinkReport()
 
     def account(self) -> SinkReport | None:
         return None

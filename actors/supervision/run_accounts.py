@@ -4,6 +4,8 @@ Whoever connects to the run's socket (``runtime.run_socket``) gets all of it: th
 are asked then. ``RunWatch`` (``supervision.run_watch``) asks for less, and more often. What the parts mean is decided
 in ``pipeline.account``.
 
+``status`` is for the display, which asks several times a second: the same parts, asked for what costs nothing.
+
 ``failed`` is for the supervisor's thread, the rest for any thread.
 """
 
@@ -25,9 +27,11 @@ from xidstream.actors.runtime.process_facts import this_process
 from xidstream.actors.runtime.run_socket import RunSocket
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch
+from xidstream.actors.supervision.run_status import RunStatus
 from xidstream.pipeline.account import Account, RestartPart, RunPart, SlotPart, StallWatch, Window
 from xidstream.pipeline.account.codec import to_json
 from xidstream.pipeline.account.model import (
+    MOST_OPEN,
     JournalPart,
     ProcessPart,
     ReaderReport,
@@ -38,9 +42,8 @@ from xidstream.pipeline.account.model import (
 )
 from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.errors import XidstreamError
-from xidstream.pipeline.exchange import SlotIdentity
+from xidstream.pipeline.exchange import Opened, SlotIdentity
 from xidstream.pipeline.log_tables.watched_clock import steady_s
-from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.login import login_of
 from xidstream.pipeline.postgres.slot_account import RATE_WINDOW_S, slot_part
 from xidstream.pipeline.settings.config import Config
@@ -50,6 +53,8 @@ log = logging.getLogger(__name__)
 
 _MOST_RESTARTS: Final = 20
 _READ_WINDOW_S: Final = 10.0
+_SHOWN_OPEN: Final = 6
+"""How many open transactions a status names."""
 _SLOT_WAIT_S: Final = 5.0
 """For the answer to a question that another thread has asked."""
 _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
@@ -142,16 +147,45 @@ class RunAccounts:
         """What three of the actors know already: nothing of the slot and the processes."""
         return self._gather(with_processes=False)
 
+    def status(self, progress: SinkReport) -> RunStatus:
+        """What reader and sequencer know at once, and the ``progress`` of the driver: no rates and no stalls."""
+        self._follow_clock()
+        parts = self._parts()
+        reader = sequencer = None
+        opened = None
+        if parts.epoch is not None and parts.epoch.is_reading:
+            opened = parts.epoch.opened
+            reader, sequencer = parts.epoch.reader_report(n_open=_SHOWN_OPEN), parts.epoch.sequencer_report()
+        from_us = 0 if sequencer is None else sequencer.journal_from_us
+        return RunStatus(self._account(parts, reader, sequencer, progress), opened, self._has_sink, from_us)
+
     def _gather(self, *, with_processes: bool) -> Account:
         self._follow_clock()
         parts = self._parts()
         epoch = parts.epoch
         reader = sequencer = None
         if epoch is not None and epoch.is_reading:
-            reader = epoch.reader_report(with_processes=with_processes)
-            sequencer = epoch.sequencer_report()
+            reader = epoch.reader_report(with_processes=with_processes, n_open=MOST_OPEN)
+            sequencer = epoch.sequencer_report(with_prepared=True)
         sink = None if parts.driver is None else parts.driver.account()
-        account = Account(
+        account = self._account(parts, reader, sequencer, sink)
+        if with_processes:
+            account = dataclasses.replace(account, processes=_processes(reader, sequencer, sink))
+        with self._lock:
+            now_s = time.monotonic()
+            return dataclasses.replace(
+                self._with_rates(account, now_s), stalls=self._stalls.look(account, now_s)
+            )
+
+    def _account(
+        self,
+        parts: Parts,
+        reader: ReaderReport | None,
+        sequencer: SequencerReport | None,
+        sink: SinkReport | None,
+    ) -> Account:
+        """What the parts answered, with what only the supervisor knows."""
+        return Account(
             at=self._now(),
             run=self._run(parts, reader, sequencer),
             reader=None if reader is None else reader.reader,
@@ -162,16 +196,10 @@ class RunAccounts:
             sink=None if sink is None else sink.sink,
             log=None if sink is None else sink.log,
             snapshots=parts.snapshots,
-            processes=_processes(reader, sequencer, sink) if with_processes else (),
             restarts=tuple(self._restarts),
             n_restarts=self._n_restarts,
             last_error=self.last_error,
         )
-        with self._lock:
-            now_s = time.monotonic()
-            return dataclasses.replace(
-                self._with_rates(account, now_s), stalls=self._stalls.look(account, now_s)
-            )
 
     def _looked_ahead(self) -> datetime.timedelta:
         """By how much the wall clock is ahead of seconds that never jump."""
@@ -192,17 +220,8 @@ class RunAccounts:
 
     def _run(self, parts: Parts, reader: ReaderReport | None, sequencer: SequencerReport | None) -> RunPart:
         config, epoch = self._config, parts.epoch
-        caught_up = False
-        if epoch is not None and epoch.opened is not None and reader is not None and sequencer is not None:
-            n_waiting = sequencer.sequencer.n_waiting
-            if not self._has_sink:
-                n_waiting -= 0 if sequencer.journal is None else sequencer.journal.n_units
-            caught_up = is_caught_up(
-                n_waiting=n_waiting,
-                backlog_bytes=reader.reader.backlog_bytes,
-                is_paused=reader.reader.paused_by is not None,
-                has_reached_target=self._reached(sequencer) >= epoch.opened.target_lsn,
-            )
+        opened = None if epoch is None else epoch.opened
+        caught_up = opened is not None and has_caught_up(opened, reader, sequencer, has_sink=self._has_sink)
         if epoch is not None and epoch.opened is not None:
             self._identity = epoch.opened.identity
         identity = self._identity
@@ -231,12 +250,6 @@ class RunAccounts:
             return None
         return dataclasses.replace(sequencer.journal or JournalPart(), max_bytes=most)
 
-    def _reached(self, sequencer: SequencerReport) -> Lsn:
-        """How far the run is: its sink, or its journal where it has no sink."""
-        part = sequencer.sequencer
-        lsn = part.delivered_lsn if self._has_sink else part.confirmed_lsn
-        return Lsn.parse(lsn or "0/0")
-
     def _with_rates(self, account: Account, now_s: float) -> Account:
         reader, sink = account.reader, account.sink
         if reader is not None:
@@ -263,6 +276,22 @@ class RunAccounts:
             return None, error.message
         finally:
             self._slot_lock.release()
+
+
+def has_caught_up(
+    opened: Opened, reader: ReaderReport | None, sequencer: SequencerReport | None, *, has_sink: bool
+) -> bool:
+    """Whether the run is caught up, as ``pipeline.account.model.is_caught_up`` defines it. False where a part has not
+    answered."""
+    if reader is None or sequencer is None:
+        return False
+    reached = sequencer.delivered_lsn if has_sink else sequencer.confirmed_lsn
+    return is_caught_up(
+        n_waiting=sequencer.sequencer.n_waiting - (0 if has_sink else sequencer.n_journaled),
+        backlog_bytes=reader.reader.backlog_bytes,
+        is_paused=reader.reader.paused_by is not None,
+        has_reached_target=reached >= opened.target_lsn,
+    )
 
 
 def _processes(

@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import ray
 
-from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import StopRequested
+from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost, XidstreamError
 from xidstream.pipeline.events import Event
 
@@ -72,12 +72,12 @@ class RunDriver:
     def is_alive(self) -> bool:
         return self._driver is not None and self._driver.is_alive()
 
-    def progress(self) -> LoopProgress:
+    def progress(self) -> SinkReport:
         driver = self.ready
         try:
-            return LoopProgress() if driver is None else driver.progress()
+            return SinkReport() if driver is None else driver.progress()
         except XidstreamError:
-            return LoopProgress()
+            return SinkReport()
 
     def take_output(self) -> list[str]:
         """The lines that the sink printed since the last call."""

@@ -136,8 +136,8 @@ class SlotSnapshots:
 
     def _delivered(self) -> tuple[Lsn, Lsn] | None:
         epoch = self._epoch
-        stats = None if epoch is None else epoch.sequencer_stats()
-        return None if stats is None else (stats.delivered_lsn, stats.last_commit_lsn)
+        report = None if epoch is None else epoch.sequencer_report()
+        return None if report is None else (report.delivered_lsn, report.last_commit_lsn)
 
     def _on_sink(self, call: Callable[[SnapshotTables], _T], *, after_end: bool = False) -> _T:
         driver = self._driver

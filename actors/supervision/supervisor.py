@@ -28,7 +28,7 @@ from xidstream.actors.supervision.no_sink import NoSink
 from xidstream.actors.supervision.retries import Retries
 from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
 from xidstream.actors.supervision.run_driver import RunDriver
-from xidstream.actors.supervision.run_status import Status
+from xidstream.actors.supervision.run_status import RunStatus
 from xidstream.actors.supervision.run_watch import RunWatch
 from xidstream.actors.supervision.slot_snapshots import SlotSnapshots
 from xidstream.pipeline.account.model import Account
@@ -67,7 +67,7 @@ class Supervisor:
         self._target: Lsn | None = None
         self._epoch: Epoch | None = None
         self._epoch_name = ""
-        self._final: Status | None = None
+        self._final: RunStatus | None = None
         self._snapshots = SlotSnapshots(config, notify, has_sink=self._has_sink)
         self._accounts = RunAccounts(config, self._parts, has_sink=self._has_sink)
         self._retries = Retries(self._accounts, notify)
@@ -116,19 +116,12 @@ class Supervisor:
             self._snapshots.stop()
             self._held.close()
 
-    def status(self) -> Status:
+    def status(self) -> RunStatus:
         """Ask the parts for their state. A part that does not answer at once is missing. After the end, the last
         status."""
-        epoch, state, error = self._epoch, self._state(), self._accounts.last_error
-        last_error = None if error is None else error.message
-        told: dict[str, Any] = {"state": state, "last_error": last_error, "has_sink": self._has_sink}
-        if epoch is None:
-            return self._final or Status(self._epoch_name, None, None, None, self._held.progress(), **told)
-        progress, snapshots = self._held.progress(), self._snapshots.progress()
-        if not epoch.is_reading:
-            return Status(epoch.name, None, None, None, progress, snapshots, epoch.waiting_for, **told)
-        parts = epoch.reader_stats(), epoch.sequencer_stats()
-        return Status(epoch.name, epoch.opened, *parts, progress, snapshots, epoch.waiting_for, **told)
+        if self._epoch is None and self._final is not None:
+            return self._final
+        return self._accounts.status(self._held.progress())
 
     def shown_at(self, page: str) -> None:
         """The account names the address of the status page."""
@@ -202,7 +195,7 @@ class Supervisor:
 
     def _note_reached(self, epoch: Epoch) -> None:
         """What earlier epochs did though nobody saw it. What only the journal got is no work of a sink."""
-        stats = epoch.sequencer_stats()
-        if stats is not None:
-            reached = stats.delivered_lsn if self._has_sink else stats.confirmed_lsn
+        report = epoch.sequencer_report()
+        if report is not None:
+            reached = report.delivered_lsn if self._has_sink else report.confirmed_lsn
             self._retries.restarts.reached("slot", reached)

@@ -4,20 +4,25 @@ The names of the fields are the keys of the JSON, and docs/status.md says what e
 one ``VERSION``. New keys may come in, and a reader passes over those that it does not know. LSNs are text, as
 PostgreSQL prints them. A part that is not known at the moment is None, and never zero.
 
-Rejected: the actors' own records (``ReaderStats`` and its like) as the contract. They change with the code, and they
-are asked for several times a second.
+These are also what the actors answer: a ``…Report`` is one answer, with the parts of the account, and with what the
+supervisor alone wants to know. The display asks several times a second, and leaves out by arguments what is dear: the
+walk over prepared transactions, the processes, and all but the largest open transactions.
+
+Rejected: the actors' own records for the display, copied field by field: two records of one thing differ one day.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from xidstream.pipeline.account.snapshots import SnapshotProgress
-from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.parked import ParkedTable
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.quantities import counted
 
 VERSION: Final = 1
@@ -243,14 +248,14 @@ class SinkPart:
     """Counts are since the driver began. ``idle_s``: for how long Spark has had a job and no running task.
     ``n_executors``: None where the driver did not ask."""
 
-    last_commit_lsn: str | None
-    n_batches: int
-    n_transactions: int
-    n_rows: int
-    last_lag_ms: float | None
-    latency: LatencyPart | None
-    in_hand: BatchInHand | None
-    batches: tuple[BatchPart, ...]
+    last_commit_lsn: str | None = None
+    n_batches: int = 0
+    n_transactions: int = 0
+    n_rows: int = 0
+    last_lag_ms: float | None = None
+    latency: LatencyPart | None = None
+    in_hand: BatchInHand | None = None
+    batches: tuple[BatchPart, ...] = ()
     idle_s: float | None = None
     n_executors: int | None = None
     rows_per_s: float | None = None
@@ -362,41 +367,65 @@ class Account:
 
 @dataclass(frozen=True)
 class ReaderReport:
-    """What the slot reader gives for an account."""
+    """What the slot reader answers."""
 
     reader: ReaderPart
     open: tuple[OpenPart, ...]
+    """The largest open transactions, as many as were asked for."""
     processes: tuple[ProcessPart, ...] = ()
+    """The reader's and its buffers', where they were asked for."""
 
 
 @dataclass(frozen=True)
 class SequencerReport:
-    """What the commit sequencer gives for an account."""
+    """What the commit sequencer answers."""
 
     sequencer: SequencerPart
-    prepared: tuple[PreparedPart, ...]
+    prepared: tuple[PreparedPart, ...] = ()
+    """The prepared transactions, where they were asked for."""
     process: ProcessPart | None = None
     journal: JournalPart | None = None
     """Without ``max_bytes``; None while it holds nothing."""
+    # For the supervisor; the account does not have these.
+    left_out: tuple[tuple[Xid, Lsn], ...] = ()
+    """The transactions that were given up and that this epoch met: xid and commit LSN."""
+    parked: tuple[ParkedTable, ...] = ()
+    """All tables that are or were parked."""
+    last_commit_lsn: Lsn = INVALID_LSN
+    """The commit LSN of the last transaction that was delivered."""
+    journal_from_us: int = 0
+    """When the journal's first transaction committed, in microseconds since the Unix epoch; 0 where it has none."""
+
+    @property
+    def confirmed_lsn(self) -> Lsn:
+        """The server was told that all up to here is durable: in the sink, or in the journal."""
+        return Lsn.parse(self.sequencer.confirmed_lsn)
+
+    @property
+    def delivered_lsn(self) -> Lsn:
+        """The sink has all up to here; never ahead of ``confirmed_lsn``."""
+        return Lsn.parse(self.sequencer.delivered_lsn or "0/0")
+
+    @property
+    def n_journaled(self) -> int:
+        """How many of the entries that wait are in the journal. Without a sink these are through."""
+        return 0 if self.journal is None else self.journal.n_units
 
 
 @dataclass(frozen=True)
 class SinkReport:
-    """What the process of the batch loop gives for an account."""
+    """What the process of the batch loop answers."""
 
-    sink: SinkPart
+    sink: SinkPart = SinkPart()
     process: ProcessPart | None = None
     log: LogPart | None = None
-
-
-def largest(transactions: list[OpenPart]) -> tuple[OpenPart, ...]:
-    """The transactions that an account names, the largest first."""
-    return tuple(sorted(transactions, key=lambda each: (-each.n_rows, each.xid))[:MOST_OPEN])
+    sink_lsn: Lsn = INVALID_LSN
+    """The sink's watermark when the loop began; 0/0 if it does not have one. The account does not have it."""
 
 
 def named(tables: set[str]) -> tuple[str, ...]:
     """The tables of a transaction that an account names."""
-    return tuple(sorted(tables)[:MOST_TABLES])
+    return tuple(heapq.nsmallest(MOST_TABLES, tables))
 
 
 def with_undelivered(account: Account) -> Account:

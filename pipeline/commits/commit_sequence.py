@@ -27,7 +27,7 @@ from xidstream.pipeline.commits.joined_units import Joining
 from xidstream.pipeline.commits.journaling import Fetch, Journaling, Put, order_of, policy_of
 from xidstream.pipeline.commits.order import CommitOrder
 from xidstream.pipeline.commits.prepared import FinishedPrepares, PreparedBook
-from xidstream.pipeline.commits.sequencer_stats import SequencerStats, sequencer_report, stats_of
+from xidstream.pipeline.commits.sequencer_report import sequencer_report
 from xidstream.pipeline.commits.slot_storage import SlotStorage
 from xidstream.pipeline.commits.threads import MakeThreads, own_threads
 from xidstream.pipeline.commits.watched_tasks import WatchedTasks
@@ -410,31 +410,19 @@ class CommitSequence:
         self._journaling.withhold()
         self._changed.notify()
 
-    async def stats(self) -> SequencerStats | None:
-        """None before ``open`` is done: there is no position yet, and perhaps no slot."""
+    async def account(self, *, with_prepared: bool) -> SequencerReport | None:
+        """What it knows of itself; None before ``open`` is done: there is no position yet, and perhaps no slot.
+        ``with_prepared``: the prepared transactions are named, which costs a walk over them."""
         if not self._is_open:
             return None
-        return stats_of(
+        return sequencer_report(
             self._figures,
             self._order,
             self._confirming,
+            self._journaling,
             n_prepared=len(self._prepared),
             left_out=self._left_out,
-            is_full=self._journaling.is_full,
-        )
-
-    async def account(self) -> SequencerReport | None:
-        """For the run's account; None before ``open`` is done."""
-        stats = await self.stats()
-        if stats is None:
-            return None
-        return sequencer_report(
-            stats,
-            self._order,
-            self._prepared,
-            self._confirming.recording_s,
-            journal_failing_s=self._journaling.failing_s,
-            journal_error=self._journaling.error,
+            prepared=self._prepared if with_prepared else (),
         )
 
     # -- inside ----------------------------------------------------------------------------------------

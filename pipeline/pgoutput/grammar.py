@@ -23,7 +23,9 @@ LSN and xid, and the control messages before it.
 The cutter is the caller. ``on_control`` takes the messages that lead to another state: B, C, S, E, c, A, b, P, K, r, p,
 and also an origin. ``check`` is asked about the others. Rows mostly come without any call, because compiled loops take
 them. ``table`` gives these loops what they must know of the order, so that it is written down only here. A Grammar
-lives as long as its connection, because after a reconnect the server starts every stream anew (fact 24).
+lives as long as its connection, because after a reconnect the server starts every stream anew (fact 24). Which
+streams are open stands in the ledger of the reader's process (``stream.ledger``). The Grammar is given it as
+``Streams``, opens and closes the streams there, and has no list of its own.
 
 Rejected: checking rows here as well, because one call is most of what the reader can spend on a row; and treating an
 unknown A as a violation, because the server does send it.
@@ -34,8 +36,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -111,21 +112,40 @@ _ENDING_STREAM: Final = frozenset(
 _STORY_LENGTH: Final = 8
 
 
+class Streams(Protocol):
+    """The open streams, each by its top-level xid."""
+
+    @property
+    def n_streams(self) -> int:
+        """How many are open."""
+
+    def stream_lsn(self, xid: Xid) -> Lsn | None:
+        """The LSN at which its first block started; None where no stream of it is open."""
+
+    def open_stream(self, xid: Xid, lsn: Lsn) -> None: ...
+
+    def close_stream(self, xid: Xid) -> None:
+        """Nothing where none is open."""
+
+
 class Grammar:
     """The validator of one connection's message order."""
 
-    __slots__ = ("_moves", "_open", "_origin_allowed", "_story", "open_streams", "state", "xid")
+    __slots__ = ("_moves", "_origin_allowed", "_story", "_streams", "state", "xid")
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Streams) -> None:
         self.state = State.OUTSIDE
+        """Where in the stream the next message is."""
         self.xid: Xid | None = None
         """The xid of the present transaction or stream block, if the caller gave it."""
         self._moves = TRANSITIONS[State.OUTSIDE]
-        self._open: dict[Xid, Lsn] = {}
-        self.open_streams: Mapping[Xid, Lsn] = MappingProxyType(self._open)
-        """Top-level xid -> the LSN at which its first block started."""
+        """The row of the table for ``state``."""
+        self._streams = streams
+        """The open streams. Nobody else opens or closes one."""
         self._origin_allowed = False
+        """Whether an origin may come: once, in a transaction or in the first block of a stream."""
         self._story: deque[tuple[int, Xid | None, Lsn]] = deque(maxlen=_STORY_LENGTH)
+        """The last control messages, for the text of an error: type byte, xid, LSN."""
 
     def check(self, kind: int, *, transactional: bool | None = None, lsn: Lsn = INVALID_LSN) -> None:
         """Whether a message that leads nowhere else may come: a row, T, R, Y, O or M. Changes nothing.
@@ -164,13 +184,13 @@ class Grammar:
             self.xid = xid
             self._origin_allowed = first is not False
             if first and xid is not None:
-                self._open[xid] = lsn
+                self._streams.open_stream(xid, lsn)
         elif kind in _CLOSING:
             self.xid = None
         elif kind == _M.ORIGIN:
             self._origin_allowed = False
         elif xid is not None and (kind in _ENDING_STREAM or xid == subxid):
-            self._open.pop(xid, None)
+            self._streams.close_stream(xid)
         if state is not self.state:
             self.state = state
             self._moves = TRANSITIONS[state]
@@ -192,36 +212,38 @@ class Grammar:
         if kind == _M.STREAM_START:
             if first is None:
                 raise UsageError("whether a STREAM START is the first of its transaction is needed")
-            if first and xid in self._open:
+            is_open = self._streams.stream_lsn(xid) is not None
+            if first and is_open:
                 raise self._illegal(
                     kind, xid, lsn, "it claims to be the first block of a stream that is open already"
                 )
-            if not first and xid not in self._open:
+            if not first and not is_open:
                 raise self._illegal(kind, xid, lsn, "it continues a stream that is not open")
         elif kind == _M.STREAM_ABORT:
             if subxid is None:
                 raise UsageError("the subxid of STREAM ABORT is needed")
         elif kind in (_M.STREAM_COMMIT, _M.STREAM_PREPARE):
-            if xid not in self._open:
+            if self._streams.stream_lsn(xid) is None:
                 raise self._illegal(kind, xid, lsn, "it ends a stream that is not open")
         elif kind == _M.PREPARE:
             if self.state is State.OUTSIDE:
-                if xid in self._open:
+                if self._streams.stream_lsn(xid) is not None:
                     raise self._illegal(kind, xid, lsn, "a stream of this xid is open")
             elif xid != self.xid:
                 raise self._illegal(kind, xid, lsn, f"its BEGIN PREPARE named xid {self._number(self.xid)}")
-        elif kind in (_M.BEGIN, _M.BEGIN_PREPARE) and xid in self._open:
+        elif kind in (_M.BEGIN, _M.BEGIN_PREPARE) and self._streams.stream_lsn(xid) is not None:
             raise self._illegal(kind, xid, lsn, "a stream of this xid is open")
 
     # -- the story of an error -------------------------------------------------------------------------
 
     def _illegal(self, kind: int, xid: Xid | None, lsn: Lsn, why: str) -> IllegalTransition:
         current = "" if self.xid is None else f" of xid {self._number(self.xid)}"
-        opened = "" if xid not in self._open else f", whose stream started at {self._open[xid]}"
+        stream_lsn = None if xid is None else self._streams.stream_lsn(xid)
+        opened = "" if stream_lsn is None else f", whose stream started at {stream_lsn}"
         before = ", ".join(self._event(*event) for event in self._story) or "nothing"
         return IllegalTransition(
             f"illegal {self._event(kind, xid, lsn)}{opened}: {why}; state: {self.state.value}{current}, "
-            f"{len(self._open)} open streams; before it came: {before}"
+            f"{self._streams.n_streams} open streams; before it came: {before}"
         )
 
     @classmethod

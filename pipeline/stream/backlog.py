@@ -10,7 +10,8 @@ than as they were sent where many columns are null, and some units cannot be joi
 answer what all that waits takes (``measured``). Where that is more than was counted here, all counts for as many times
 more.
 
-This is arithmetic over the tickets of the commit order. Rejected: the sequencer's figure
+This is arithmetic over the tickets of the commit order; what an open transaction has sent stands in its record
+(``stream.ledger``). Rejected: the sequencer's figure
 alone, because it does not know what is on its way, and says nothing while nothing is sent.
 """
 
@@ -19,7 +20,6 @@ from __future__ import annotations
 from array import array
 
 from xidstream.pipeline.exchange import JOINED_UNIT_BYTES, SINGLE_UNITS, UNIT_BYTES
-from xidstream.pipeline.pg import Xid
 
 _TRIM_TICKETS = 4096
 
@@ -34,8 +34,6 @@ class Backlog:
         self._held_limit_bytes = held_limit_bytes
         self._unit_bytes = unit_bytes
         self._joined_bytes = joined_bytes
-        self._open: dict[Xid, int] = {}
-        """The raw bytes that were sent of each open transaction."""
         self._owed = array("q")
         """The bytes of each unit by ticket, from ``_base`` on; -1 where nothing is owed."""
         self._base = 0
@@ -64,17 +62,9 @@ class Backlog:
         n_joined = self._n_units - n_single
         return self._raw_bytes + self._unit_bytes * n_single + self._joined_bytes * n_joined
 
-    def add_block(self, xid: Xid, n_bytes: int) -> None:
-        """A block of an open transaction was sent to its buffer."""
-        self._open[xid] = self._open.get(xid, 0) + n_bytes
-
-    def forget(self, xid: Xid) -> None:
-        """The transaction was rolled back or prepared: nothing of it stays in memory."""
-        self._open.pop(xid, None)
-
-    def end(self, ticket: int, xid: Xid) -> None:
-        """The transaction committed under this ticket."""
-        self.owe(ticket, min(self._open.pop(xid, 0), self._held_limit_bytes))
+    def end(self, ticket: int, n_bytes: int) -> None:
+        """A transaction of ``n_bytes`` raw bytes, which had blocks of its own, committed under this ticket."""
+        self.owe(ticket, min(n_bytes, self._held_limit_bytes))
 
     def owe(self, ticket: int, n_bytes: int) -> None:
         """Count a unit of ``n_bytes`` until the sink holds this ticket. Tickets come in increasing order."""

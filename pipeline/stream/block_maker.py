@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.pgoutput.relids import relids_of
 from xidstream.pipeline.stream.cuts import Block, TransactionBlock
 from xidstream.pipeline.stream.pending import PendingMessages, lsn_of
@@ -24,12 +23,15 @@ class BlockMaker:
         """In all blocks so far."""
 
     def block(
-        self, scope: Xid | None, payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32]
+        self,
+        stream: PendingMessages | None,
+        payload: npt.NDArray[np.uint8],
+        lengths: npt.NDArray[np.int32],
     ) -> Block:
-        """``scope``: the stream's top-level xid, as the book has it."""
+        """``stream``: the open stream that the rows are of; None for those of plain transactions."""
         self.n_messages += len(lengths)
-        relids = relids_of(payload, lengths, streamed=scope is not None)
-        return Block(payload, lengths, self._book.used(scope, relids))
+        relids = relids_of(payload, lengths, streamed=stream is not None)
+        return Block(payload, lengths, self._book.used(stream, relids))
 
     def cut(self, pending: PendingMessages) -> Sequence[TransactionBlock]:
         """All that is gathered of one transaction as a block; nothing where there is no message."""
@@ -39,6 +41,6 @@ class BlockMaker:
             # S carries no LSN where O follows it; the first row does.
             pending.first_lsn = lsn_of(pending.message(0))
         pending.has_blocks = True
-        block = self.block(pending.xid if pending.streamed else None, *pending.detach())
+        block = self.block(pending if pending.streamed else None, *pending.detach())
         aborted = pending.take_aborted()
         return (TransactionBlock(pending.xid, block, pending.streamed, pending.first_lsn, aborted),)

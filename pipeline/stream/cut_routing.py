@@ -3,6 +3,8 @@
 The reader's sender makes calls to actors of what is decided here, and tests call buffers and sequencer directly. It is
 used from one thread. It also counts what has ended and is not in the sink yet.
 
+A transaction's record leaves the ledger here, when its end is sent; one of which no block was cut never comes here.
+
 The entries of one call go to the sequencer together, after the blocks: a transaction's last block and its commit are
 one call to its buffer, whose result is there when all is sent.
 """
@@ -30,6 +32,7 @@ from xidstream.pipeline.stream import (
     Unsendable,
 )
 from xidstream.pipeline.stream.backlog import Backlog
+from xidstream.pipeline.stream.ledger import TransactionLedger
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,13 @@ class CutRouting:
     """``submit`` takes entries of the commit order, in the order of their tickets."""
 
     def __init__(
-        self, buffers: Buffers, submit: Callable[[list[TicketedCut]], None], backlog: Backlog
+        self,
+        buffers: Buffers,
+        submit: Callable[[list[TicketedCut]], None],
+        backlog: Backlog,
+        ledger: TransactionLedger,
     ) -> None:
+        self._ledger = ledger
         self._buffers = buffers
         self._submit = submit
         self._backlog = backlog
@@ -95,13 +103,13 @@ class CutRouting:
         for cut in cuts:
             if isinstance(cut, TransactionBlock):
                 self.n_bytes += cut.block.n_bytes
-                self._backlog.add_block(cut.xid, cut.block.n_bytes)
+                self._ledger.of(cut.xid).note(cut)
                 reach("giving_block")
                 self._buffers.add_block(cut)
                 reach("block_given")
             elif isinstance(cut, Aborted):
-                self._backlog.forget(cut.xid)
                 self._buffers.abort(cut.xid)
+                self._ledger.remove(cut.xid)
             else:
                 entries.append(self._entry(cut))
         self._buffers.send()
@@ -123,13 +131,16 @@ class CutRouting:
             return TicketedCut(ticket, dataclasses.replace(cut, block=None), result)
         if isinstance(cut, Committed):
             self.end_lsn = max(self.end_lsn, cut.end.end_lsn)
-            self._backlog.end(ticket, cut.end.xid)
             if cut.has_blocks:
+                self._backlog.end(ticket, self._ledger.of(cut.end.xid).n_bytes)
                 self._buffers.commit(cut.end, ticket, cut.aborted)
+            else:
+                self._backlog.end(ticket, 0)
             return TicketedCut(ticket, _without_aborted(cut))
         if isinstance(cut, Prepared):
-            self._backlog.forget(cut.xid)
-            return TicketedCut(ticket, _without_aborted(cut), self._buffers.prepare(cut, ticket))
+            result = self._buffers.prepare(cut, ticket)
+            self._ledger.remove(cut.xid)
+            return TicketedCut(ticket, _without_aborted(cut), result)
         assert isinstance(cut, (CommittedPrepared, RolledBackPrepared, Position, Unsendable)), cut
         return TicketedCut(ticket, cut)
 
@@ -137,7 +148,10 @@ class CutRouting:
         """With the result of a commit, which is there only when all is sent."""
         if not (isinstance(entry.cut, Committed) and entry.cut.has_blocks):
             return entry
-        return dataclasses.replace(entry, result=self._buffers.sealed(entry.cut.end.xid))
+        xid = entry.cut.end.xid
+        sealed = self._buffers.sealed(xid)
+        self._ledger.remove(xid)
+        return dataclasses.replace(entry, result=sealed)
 
 
 def _without_aborted(cut: _End) -> _End:

@@ -85,6 +85,7 @@ from xidstream.pipeline.stream.cuts import (
     RolledBackPrepared,
     Unsendable,
 )
+from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.stream.open_streams import OpenStreams
 from xidstream.pipeline.stream.pending import NO_CUTS, CopyData, PendingMessages, lsn_of
 from xidstream.pipeline.stream.plain_transactions import PlainTransactions
@@ -106,7 +107,7 @@ what the new one leaves out, and a column of a block has room for 2 GiB."""
 
 class StreamCutter:
     """See the module. ``parallel`` is what START_REPLICATION asked for; into ``spares`` whoever has copied a block's
-    payload may give it back."""
+    payload may give it back. ``ledger``: that of the reader's process."""
 
     def __init__(
         self,
@@ -115,13 +116,15 @@ class StreamCutter:
         pending_limit_bytes: int,
         parallel: bool,
         spares: Spares | None = None,
+        ledger: TransactionLedger | None = None,
         column_names: ColumnNames = MappingProxyType({}),
     ) -> None:
         self._spares = spares or Spares(0)
         """Arrays that messages were gathered in, to be used again."""
         self._block_bytes = block_bytes
         self._parallel = parallel
-        self._grammar = Grammar()
+        ledger = ledger or TransactionLedger()
+        self._grammar = Grammar(ledger)
         """Where the stream stands, and which messages may come."""
         self._book = RelationBook(column_names=column_names)
         """Which relation version holds for which row."""
@@ -129,7 +132,7 @@ class StreamCutter:
         """Makes blocks, each with the relations that its rows need."""
         self._plain = PlainTransactions(self._spares, self._maker)
         """The small plain transactions that are gathered."""
-        self._streams = OpenStreams(self._spares, self._maker, self._book, pending_limit_bytes)
+        self._streams = OpenStreams(ledger, self._spares, self._maker, self._book, pending_limit_bytes)
         """The streamed transactions that are open, but for ``_current``."""
         self._mode = OUTSIDE
         """Which messages the compiled loop takes without a look."""
@@ -307,28 +310,28 @@ class StreamCutter:
         return [*cuts, *self._MOVING[kind](self, message)]
 
     @property
-    def _scope(self) -> Xid | None:
-        """Where R and Y hold, as the book has it."""
-        return self._current.xid if self._current is not None and self._current.streamed else None
+    def _stream(self) -> PendingMessages | None:
+        """The open stream in which R and Y hold, as the book has it."""
+        return self._current if self._current is not None and self._current.streamed else None
 
     def _type(self, message: Type, data: CopyData) -> Sequence[Cut]:
         self._grammar.check(MessageType.TYPE, lsn=lsn_of(data))
-        self._book.add_type(self._scope, message)
+        self._book.add_type(self._stream, message)
         return NO_CUTS
 
     def _relation(self, message: Relation, data: CopyData) -> Sequence[Cut]:
         self._grammar.check(MessageType.RELATION, lsn=lsn_of(data))
-        scope = self._scope
-        body = bytes(data[HEADER_BYTES + 1 + (4 if scope is not None else 0) :])
+        stream = self._stream
+        body = bytes(data[HEADER_BYTES + 1 + (4 if stream is not None else 0) :])
         cuts: Sequence[Cut] = NO_CUTS
-        if self._book.changes(scope, message, body):
+        if self._book.changes(stream, message, body):
             if self._current is not None:
                 cuts = self._cut(self._current)
             else:
                 cuts = self.flush()
                 if self._plain.has_open_rows:
                     cuts = [*cuts, *self._promote()]
-        self._book.declare(scope, message, body)
+        self._book.declare(stream, message, body)
         return cuts
 
     def _origin(self, message: Origin, data: CopyData) -> Sequence[Cut]:

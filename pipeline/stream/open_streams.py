@@ -1,5 +1,8 @@
 """The streamed transactions that are open: many stream blocks of each become one block of ours.
 
+Which they are stands in the ledger. The grammar opens and closes them there, and here is what is gathered of each
+(``TransactionRecord.pending``).
+
 Invariants: the bytes gathered stay under ``pending_limit_bytes`` between stream blocks, because the largest
 transactions are cut when they would not; everything gathered of a transaction is cut before its end is.
 
@@ -11,13 +14,14 @@ all the same: only where the transaction's next stream block has begun.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pgoutput.messages import StreamAbort, StreamCommit, StreamPrepare
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.stream.block_maker import BlockMaker
 from xidstream.pipeline.stream.cuts import Aborted, Cut
+from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.stream.pending import NO_CUTS, PendingMessages
 from xidstream.pipeline.stream.relation_book import RelationBook
 
@@ -26,31 +30,38 @@ class OpenStreams:
     """The cutter has asked the grammar before it calls."""
 
     def __init__(
-        self, spares: Spares, maker: BlockMaker, book: RelationBook, pending_limit_bytes: int
+        self,
+        ledger: TransactionLedger,
+        spares: Spares,
+        maker: BlockMaker,
+        book: RelationBook,
+        pending_limit_bytes: int,
     ) -> None:
+        self._ledger = ledger
         self._spares = spares
         self._maker = maker
         self._book = book
         self._pending_limit_bytes = pending_limit_bytes
-        self._streams: dict[Xid, PendingMessages] = {}
         self._current: PendingMessages | None = None
+        """The stream whose block is being read."""
         self.n_waiting_bytes = 0
         """The waiting bytes of all streams but the current one, whose bytes change without being counted."""
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return self._ledger.n_streams
 
     @property
     def has_rows(self) -> bool:
-        return any(stream.n_messages for stream in self._streams.values())
+        return any(stream.n_messages for stream in self._streams())
 
     # -- one stream block ------------------------------------------------------------------------------
 
     def start(self, xid: Xid, lsn: Lsn) -> PendingMessages:
         """The stream that the next rows belong to."""
-        stream = self._streams.get(xid)
+        record = self._ledger.of(xid)
+        stream = record.pending
         if stream is None:
-            stream = self._streams[xid] = PendingMessages(self._spares, xid, lsn, streamed=True)
+            stream = record.pending = PendingMessages(self._spares, xid, lsn, streamed=True)
         self.n_waiting_bytes -= stream.n_bytes
         stream.resume()
         self._current = stream
@@ -65,7 +76,7 @@ class OpenStreams:
             return NO_CUTS
         # Several at once, because blocks for the same buffer share a call.
         cuts: list[Cut] = []
-        for largest in sorted(self._streams.values(), key=lambda s: s.n_bytes, reverse=True):
+        for largest in sorted(self._streams(), key=lambda s: s.n_bytes, reverse=True):
             if self.n_waiting_bytes <= self._pending_limit_bytes // 2:
                 break
             cuts += self.cut(largest)
@@ -77,30 +88,28 @@ class OpenStreams:
         return self._maker.cut(stream)
 
     def cut_all(self) -> Sequence[Cut]:
-        return [cut for stream in self._streams.values() for cut in self.cut(stream)]
+        return [cut for stream in self._streams() for cut in self.cut(stream)]
 
     # -- ends ------------------------------------------------------------------------------------------
 
     def commit(self, message: StreamCommit) -> Sequence[Cut]:
-        stream = self._streams.pop(message.xid)
-        cuts = self.cut(stream)
-        self._book.promote(message.xid)
+        stream, cuts = self._end(message.xid)
+        self._book.promote(stream)
         return [*cuts, stream.committed(message)]
 
     def prepare(self, message: StreamPrepare) -> Sequence[Cut]:
-        stream = self._streams.pop(message.xid)
-        cuts = self.cut(stream)
-        self._book.drop(message.xid)
+        stream, cuts = self._end(message.xid)
+        self._book.drop(stream)
         return [*cuts, stream.prepared(message)]
 
     def abort(self, message: StreamAbort) -> Sequence[Cut]:
-        stream = self._streams.get(message.xid)
-        if stream is None:
-            return NO_CUTS  # legal: all its changes were filtered out, or nothing of it was streamed
-        if message.subxid != message.xid:
-            stream.abort(message.subxid)
-            return NO_CUTS
-        return self.forget(message.xid)
+        if message.subxid == message.xid:
+            return self.forget(message.xid)
+        record = self._ledger.get(message.xid)
+        # Legal without a stream: all its changes were filtered out, or nothing of it was streamed.
+        if record is not None and record.pending is not None:
+            record.pending.abort(message.subxid)
+        return NO_CUTS
 
     def forget(self, xid: Xid) -> Sequence[Cut]:
         """Drop the stream of ``xid``, where there is one.
@@ -110,9 +119,26 @@ class OpenStreams:
         ``ReorderBufferSkipPrepare`` leaves its changes in the reorder buffer). The durable record of the prepare has
         all of it.
         """
-        stream = self._streams.pop(xid, None)
+        stream = self._ledger.take_pending(xid)
         if stream is None:
             return NO_CUTS
         self.n_waiting_bytes -= stream.n_bytes
-        self._book.drop(xid)
-        return (Aborted(xid),) if stream.has_blocks else NO_CUTS
+        self._book.drop(stream)
+        if stream.has_blocks:
+            return (Aborted(xid),)
+        self._ledger.remove(xid)
+        return NO_CUTS
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _streams(self) -> Iterator[PendingMessages]:
+        return (record.pending for record in self._ledger.streams if record.pending is not None)
+
+    def _end(self, xid: Xid) -> tuple[PendingMessages, Sequence[Cut]]:
+        """The stream, which has ended, and its last cuts."""
+        stream = self._ledger.take_pending(xid)
+        assert stream is not None, "the grammar has seen its first block"
+        cuts = self.cut(stream)
+        if not stream.has_blocks:
+            self._ledger.remove(xid)
+        return stream, cuts

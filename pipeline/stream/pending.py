@@ -14,6 +14,7 @@ from xidstream.pipeline.pgoutput.message_buffer import MessageBuffer
 from xidstream.pipeline.pgoutput.messages import Commit, Prepare, StreamCommit, StreamPrepare
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.stream.cuts import Committed, Cut, Prepared
+from xidstream.pipeline.stream.relation_scope import RelationScope
 
 CopyData = bytes | memoryview
 """One CopyData message. Gathering copies it."""
@@ -26,8 +27,7 @@ def lsn_of(data: CopyData) -> Lsn:
 
 
 class PendingMessages(MessageBuffer):
-    """``first_lsn`` names the spill. ``commit_lsn`` is that of the commit or PREPARE; it is 0/0 for a streamed
-    transaction, because nobody knows it yet."""
+    """The messages of one transaction that are not cut yet, and what their blocks and the end need."""
 
     __slots__ = (
         "_aborted",
@@ -36,6 +36,7 @@ class PendingMessages(MessageBuffer):
         "first_lsn",
         "has_blocks",
         "origin",
+        "relations",
         "streamed",
         "xid",
     )
@@ -51,13 +52,23 @@ class PendingMessages(MessageBuffer):
     ) -> None:
         super().__init__(spares)
         self.xid = xid
+        """The top-level xid."""
         self.first_lsn = first_lsn
+        """The LSN of its first message. It names the spill."""
         self.commit_lsn = commit_lsn
+        """The LSN of its COMMIT or PREPARE. 0/0 for a streamed transaction, because nobody knows it yet."""
         self.streamed = streamed
+        """Whether the server streams it: then its rows name their subtransactions."""
         self.origin: str | None = None
+        """The name of the replication origin, where it has one."""
+        self.relations: RelationScope | None = None
+        """What its own stream has declared. None for a plain transaction, and before the stream's first R or Y."""
         self.has_blocks = False
+        """Whether a block of it was cut."""
         self._aborted: list[Xid] = []
+        """The subtransactions that were rolled back before the last stream block began, for the next cut."""
         self._newly_aborted: list[Xid] = []
+        """The subtransactions that were rolled back since: perhaps not all of one rollback yet."""
 
     # -- rolled-back subtransactions -------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ those apart: one number never means two versions, but a version that comes back 
 Rejected: to forget relations that were not used for long, because the server would not send them again; and to give
 each block all that holds in its scope, because with ten thousand tables that cost more than the rows.
 
+An open stream's scope is part of what is gathered of it (``PendingMessages.relations``), and comes with the stream's
+first R or Y. So a scope ends with its transaction's record, and the book has no map by xid.
+
 Called by the cutter for each R and Y, for each end of a stream and for each block; never for a row.
 """
 
@@ -26,11 +29,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from xidstream.pipeline.pg import INVALID_LSN, Xid
+from xidstream.pipeline.pg import INVALID_LSN
 from xidstream.pipeline.pg_rules import ColumnNames
 from xidstream.pipeline.pgoutput.messages import MessageType, Relation, Type
 from xidstream.pipeline.pgoutput.parser import parse_relation
@@ -42,6 +44,8 @@ from xidstream.pipeline.schema import (
     shared_columns,
 )
 from xidstream.pipeline.stream.cuts import UsedRelations
+from xidstream.pipeline.stream.pending import PendingMessages
+from xidstream.pipeline.stream.relation_scope import RelationScope
 
 REMEMBERED_COLUMNS: Final = 32 << 10
 """Versions are kept as objects up to about so many columns, of some 250 bytes each: 8 MiB."""
@@ -49,28 +53,17 @@ _SHARED_TAIL_BYTES: Final = 1 << 20
 _LENGTH_BYTES: Final = 4
 
 
-@dataclass(slots=True)
-class _Scope:
-    """By relid. A relation's head is its oid and name, its tail all that tables may have in common; two dictionaries
-    take less than one of pairs."""
-
-    heads: dict[int, bytes] = field(default_factory=dict)
-    tails: dict[int, bytes] = field(default_factory=dict)
-    arrivals: dict[int, int] = field(default_factory=dict)
-    type_names: dict[int, str] = field(default_factory=dict)
-
-
 class RelationBook:
-    """``scope`` arguments are the stream's top-level xid, or None for plain transactions."""
+    """``stream`` arguments are an open stream, or None for plain transactions."""
 
     def __init__(
         self, remembered_columns: int = REMEMBERED_COLUMNS, column_names: ColumnNames = MappingProxyType({})
     ) -> None:
         self._column_names = column_names
-        self._plain = _Scope()
+        self._plain = RelationScope()
         """What holds for plain transactions."""
-        self._streams: dict[Xid, _Scope] = {}
-        """What holds in each open stream, by its top-level xid."""
+        self._n_scopes = 0
+        """How many open streams have a scope of their own."""
         self._arrivals = 0
         """How many R messages have come: the number of the last one."""
         self._n_versions = 0
@@ -84,9 +77,9 @@ class RelationBook:
         self._shared_tail_bytes = 0
         """The bytes of the shared tails."""
 
-    def add_type(self, scope: Xid | None, message: Type) -> None:
+    def add_type(self, stream: PendingMessages | None, message: Type) -> None:
         name = message.name if message.schema == "pg_catalog" else f"{message.schema}.{message.name}"
-        self._scope(scope).type_names[message.oid] = name
+        self._scope(stream).type_names[message.oid] = name
 
     def resolve(self, message: Relation, type_names: dict[int, str]) -> RelationVersion:
         """The version that R declares, its columns under the names that they are delivered by."""
@@ -106,56 +99,55 @@ class RelationBook:
             ),
         )
 
-    def changes(self, scope: Xid | None, message: Relation, body: bytes) -> bool:
+    def changes(self, stream: PendingMessages | None, message: Relation, body: bytes) -> bool:
         """Whether another version of the relation holds in this scope. ``body`` is R from its relid on."""
-        place = self._scope(scope)
-        known = place.heads.get(message.relid)
+        scope = self._scope(stream)
+        known = scope.heads.get(message.relid)
         if known is None:
             return False
-        return (known, place.tails[message.relid]) != _parts(message, body, place.type_names)
+        return (known, scope.tails[message.relid]) != _parts(message, body, scope.type_names)
 
-    def declare(self, scope: Xid | None, message: Relation, body: bytes) -> None:
+    def declare(self, stream: PendingMessages | None, message: Relation, body: bytes) -> None:
         """From the next row of this scope on, what R says holds."""
-        place = self._scope(scope)
-        head, tail = _parts(message, body, place.type_names)
+        scope = self._scope(stream)
+        head, tail = _parts(message, body, scope.type_names)
         if self._versions.use((head, tail)) is None:
-            self._remember(head, tail, self.resolve(message, place.type_names))
-        place.type_names.clear()
+            self._remember(head, tail, self.resolve(message, scope.type_names))
+        scope.type_names.clear()
         self._arrivals += 1
         # A plain R is compared with those of open streams alone, which came after the stream began.
-        if scope is not None or self._streams:
-            place.arrivals[message.relid] = self._arrivals
+        if stream is not None or self._n_scopes:
+            scope.arrivals[message.relid] = self._arrivals
         known = self._plain.heads.get(message.relid)
-        place.heads[message.relid] = known if known is not None and known == head else head
-        place.tails[message.relid] = self._shared(tail)
+        scope.heads[message.relid] = known if known is not None and known == head else head
+        scope.tails[message.relid] = self._shared(tail)
 
-    def promote(self, xid: Xid) -> None:
+    def promote(self, stream: PendingMessages) -> None:
         """The stream committed: what it declared holds for plain transactions, unless overtaken."""
-        stream = self._streams.pop(xid, None)
-        plain = self._plain
-        if stream is not None:
-            for relid, arrival in stream.arrivals.items():
+        scope, plain = self._take_scope(stream), self._plain
+        if scope is not None:
+            for relid, arrival in scope.arrivals.items():
                 if arrival > plain.arrivals.get(relid, 0):
-                    plain.heads[relid], plain.tails[relid] = stream.heads[relid], stream.tails[relid]
-                    if self._streams:
+                    plain.heads[relid], plain.tails[relid] = scope.heads[relid], scope.tails[relid]
+                    if self._n_scopes:
                         plain.arrivals[relid] = arrival
         self._forget_arrivals()
 
-    def drop(self, xid: Xid) -> None:
+    def drop(self, stream: PendingMessages) -> None:
         """The stream aborted or was prepared: nothing of it holds any more."""
-        self._streams.pop(xid, None)
+        self._take_scope(stream)
         self._forget_arrivals()
 
-    def used(self, scope: Xid | None, relids: Iterable[int]) -> UsedRelations:
+    def used(self, stream: PendingMessages | None, relids: Iterable[int]) -> UsedRelations:
         """The versions that hold in this scope for the relations of a block; those never declared are left out."""
-        place = self._plain if scope is None else self._streams.get(scope)
-        if place is None:
+        scope = self._plain if stream is None else stream.relations
+        if scope is None:
             return UsedRelations({})
         versions = {}
         for relid in relids:
-            head = place.heads.get(relid)
+            head = scope.heads.get(relid)
             if head is not None:
-                number, version = self._version(head, place.tails[relid])
+                number, version = self._version(head, scope.tails[relid])
                 versions[number] = version
         return UsedRelations(versions)
 
@@ -190,13 +182,21 @@ class RelationBook:
 
     def _forget_arrivals(self) -> None:
         """Without an open stream there is nothing that a plain R could have overtaken."""
-        if not self._streams:
+        if not self._n_scopes:
             self._plain.arrivals.clear()
 
-    def _scope(self, scope: Xid | None) -> _Scope:
-        if scope is None:
+    def _scope(self, stream: PendingMessages | None) -> RelationScope:
+        if stream is None:
             return self._plain
-        return self._streams.setdefault(scope, _Scope())
+        if stream.relations is None:
+            stream.relations = RelationScope()
+            self._n_scopes += 1
+        return stream.relations
+
+    def _take_scope(self, stream: PendingMessages) -> RelationScope | None:
+        scope, stream.relations = stream.relations, None
+        self._n_scopes -= scope is not None
+        return scope
 
 
 def _parts(message: Relation, body: bytes, type_names: dict[int, str]) -> tuple[bytes, bytes]:

@@ -33,17 +33,6 @@ class BufferSettings:
 
 
 @dataclass(frozen=True)
-class BufferedTransaction:
-    """What a transaction amounts to after a block: for progress, and for tests of the memory bound."""
-
-    xid: Xid
-    n_rows: int
-    n_bytes_in_memory: int
-    n_segments: int
-    n_bytes_spilled: int = 0
-
-
-@dataclass(frozen=True)
 class BlockHead:
     """Whose rows a block holds, beside its bytes. ``step``: how many blocks its transaction had before; ``relations``:
     the numbers of the versions that its rows are of, which this call or an earlier one brought; ``aborted``: as in

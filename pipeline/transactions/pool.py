@@ -23,7 +23,13 @@ The rows of a transaction that has ended stay in its buffer until the sink holds
 transactions. Tickets of the commit order say until when: the shell gives the ticket of each end and of each plain
 block, and later the ticket that is done.
 
-Numbers stand for buffers, and the shell maps them to actors. Numbers below ``minimum`` are the floor.
+Numbers stand for buffers, and the shell maps them to actors. Numbers below ``minimum`` are the floor. A transaction is
+its record in the reader's ledger, and the number of its buffer stands there. After its end only a count remains here.
+
+An example with a floor of 1 and a cap of 3. Transactions 1, 2 and 3 come while only buffer 0 is placed, and share it;
+buffers 1 and 2 are asked for. Buffer 1 comes up and takes over 3, the youngest. 1 commits with ticket 7: buffer 0 holds
+2 and the rows of 1. Buffer 2 comes up, but nobody shares any more, so nothing moves. At ``done(7)`` the rows of 1 leave
+buffer 0. Buffer 2 has had nothing for ``idle_after_s``, and is given back.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from xidstream.pipeline.errors import UsageError
-from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.stream.ledger import TransactionRecord
 
 
 class PoolFull(UsageError):
@@ -43,37 +49,48 @@ class PoolFull(UsageError):
 class Move:
     """An order to the shell: ``source`` gives the transaction up, ``target`` adopts it."""
 
-    xid: Xid
+    record: TransactionRecord
     source: int
     target: int
 
 
 @dataclass
 class _Buffer:
-    """``open``: its open transactions, in the order of arrival. ``held``: these, and those that have ended and are not
-    in the sink yet. ``plain_ticket``: the ticket of its last plain block."""
-
     idle_since_s: float
+    """Since when it has held nothing, or since it was asked for."""
     placed: bool = False
+    """Whether its process is up."""
     plain_ticket: int = -1
-    open: dict[Xid, None] = field(default_factory=dict)
-    held: set[Xid] = field(default_factory=set)
+    """The ticket of its last plain block."""
+    open: dict[TransactionRecord, None] = field(default_factory=dict)
+    """Its open transactions, in the order of arrival."""
+    n_held: int = 0
+    """How many transactions it holds rows of: those that are open, and those that ended and are not in the sink."""
 
 
 @dataclass
 class BufferPoolPolicy:
     minimum: int
+    """The floor: so many buffers are always there."""
     maximum: int
+    """The cap: there are never more."""
     idle_after_s: float
+    """After so long without a transaction a buffer beyond the floor is given back."""
     _buffers: dict[int, _Buffer] = field(default_factory=dict)
-    _owner: dict[Xid, int] = field(default_factory=dict)
-    _ended: deque[tuple[int, Xid]] = field(default_factory=deque)
-    """Committed and prepared ones, in the order of their tickets."""
-    _rolled_back: list[Xid] = field(default_factory=list)
+    """The buffers that were asked for and not given back, by number."""
+    _ended: deque[tuple[int, int]] = field(default_factory=deque)
+    """The ticket and the buffer of each committed or prepared transaction that the sink does not have, in the order of
+    the tickets."""
+    _rolled_back: list[int] = field(default_factory=list)
+    """The buffer of each transaction that was rolled back since the last ``done``."""
     _done_ticket: int = -1
+    """The sink holds everything up to this ticket."""
     _n_open: int = 0
+    """How many transactions are open."""
     _next_number: int = 0
+    """The number of the next buffer: none is used twice."""
     _turn: int = 0
+    """Counts plain blocks, which go round the free buffers."""
 
     @property
     def n_placed(self) -> int:
@@ -99,15 +116,15 @@ class BufferPoolPolicy:
         if buffer is not None:
             buffer.placed, buffer.idle_since_s = True, now_s
 
-    def assign(self, xid: Xid) -> int:
+    def assign(self, record: TransactionRecord) -> int:
         """The buffer of a transaction, which may be new: always a placed one. Raises PoolFull if there is none."""
-        if xid in self._owner:
-            return self._owner[xid]
-        candidates = [(len(b.open), len(b.held), n) for n, b in self._buffers.items() if b.placed]
+        if record.buffer is not None:
+            return record.buffer
+        candidates = [(len(b.open), b.n_held, n) for n, b in self._buffers.items() if b.placed]
         if not candidates:
             raise PoolFull("no buffer was started")
         number = min(candidates)[2]
-        self._place(xid, number)
+        self._place(record, number)
         self._n_open += 1
         return number
 
@@ -120,27 +137,25 @@ class BufferPoolPolicy:
             crowd = self._buffers[source].open
             if len(crowd) < 2:
                 break
-            xid = next(reversed(crowd))
-            del crowd[xid]
-            self._buffers[source].held.discard(xid)
-            self._place(xid, target)
-            orders.append(Move(xid, source, target))
+            record = next(reversed(crowd))
+            del crowd[record]
+            self._buffers[source].n_held -= 1
+            self._place(record, target)
+            orders.append(Move(record, source, target))
         return orders
 
-    def owner(self, xid: Xid) -> int | None:
-        return self._owner.get(xid)
-
-    def end(self, xid: Xid, ticket: int) -> None:
+    def end(self, record: TransactionRecord, ticket: int) -> None:
         """The transaction was committed or prepared with this ``ticket``, or rolled back (-1). Its buffer may take
         another one, but keeps the rows until the ticket is ``done``."""
-        number = self._owner[xid]
-        if xid in self._buffers[number].open:
-            del self._buffers[number].open[xid]
-            self._n_open -= 1
+        number = record.buffer
+        assert number is not None, f"transaction {int(record.xid)} has no buffer"
+        del self._buffers[number].open[record]
+        self._n_open -= 1
+        record.ticket = ticket
         if ticket < 0:
-            self._rolled_back.append(xid)
+            self._rolled_back.append(number)
         else:
-            self._ended.append((ticket, xid))
+            self._ended.append((ticket, number))
 
     def for_plain_block(self, ticket: int) -> int:
         """A buffer for a block of small transactions: a free one of the floor, else the first free one."""
@@ -161,10 +176,10 @@ class BufferPoolPolicy:
         gone, self._rolled_back = self._rolled_back, []
         while self._ended and self._ended[0][0] <= ticket:
             gone.append(self._ended.popleft()[1])
-        for xid in gone:
-            buffer = self._buffers[self._owner.pop(xid)]
-            buffer.held.discard(xid)
-            if not buffer.held:
+        for number in gone:
+            buffer = self._buffers[number]
+            buffer.n_held -= 1
+            if not buffer.n_held:
                 buffer.idle_since_s = now_s
 
     def remove_idle(self, now_s: float) -> list[int]:
@@ -175,7 +190,7 @@ class BufferPoolPolicy:
             for n, b in self._buffers.items()
             if n >= self.minimum
             and n not in wanted
-            and not b.held
+            and not b.n_held
             and b.plain_ticket <= self._done_ticket
             and now_s - b.idle_since_s >= self.idle_after_s
         ]
@@ -191,10 +206,10 @@ class BufferPoolPolicy:
             self._buffers[number].idle_since_s = now_s
         return set(wanted)
 
-    def _place(self, xid: Xid, number: int) -> None:
-        self._owner[xid] = number
-        self._buffers[number].open[xid] = None
-        self._buffers[number].held.add(xid)
+    def _place(self, record: TransactionRecord, number: int) -> None:
+        record.buffer = number
+        self._buffers[number].open[record] = None
+        self._buffers[number].n_held += 1
 
     def _start(self, now_s: float) -> int:
         number = self._next_number

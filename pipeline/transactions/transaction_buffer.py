@@ -30,6 +30,7 @@ import pyarrow as pa
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.exchange import (
     ArrowRef,
+    BufferedTransaction,
     MessagePart,
     PreparedTransaction,
     Sealed,
@@ -51,7 +52,6 @@ from xidstream.pipeline.storage.segment_file import (
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.transactions.buffer_calls import (
     BlockHead,
-    BufferedTransaction,
     BufferSettings,
     End,
     RawBlock,

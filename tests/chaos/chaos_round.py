@@ -226,7 +226,9 @@ class Round:
         run.start()
         traffic = threading.Thread(target=self._work, args=(workload, ended), daemon=True)
         try:
-            self._wait(lambda: supervisor.status().sequencer is not None, 120, ended, "the run did not start")
+            self._wait(
+                lambda: supervisor.status().account.sequencer is not None, 120, ended, "the run did not start"
+            )
             traffic.start()
             # A run that never took a batch gives up soon, and rightly so.
             self._wait(

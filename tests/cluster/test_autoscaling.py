@@ -49,10 +49,8 @@ def test_nodes_come_with_open_transactions_and_go_when_they_end(
     )
 
     def measure() -> tuple[int, ...]:
-        reader = supervisor.status().reader
-        numbers = (
-            (0, 0, 0) if reader is None else (len(reader.open), reader.n_buffers, reader.n_buffers_asked)
-        )
+        reader = supervisor.status().account.reader
+        numbers = (0, 0, 0) if reader is None else (reader.n_open, reader.n_buffers, reader.n_buffers_asked)
         return (n_nodes(), *numbers, len(pipeline.driver.transactions))
 
     recorder = Recorder(("nodes", "open", "buffers", "asked for", "committed"), measure)
@@ -69,7 +67,7 @@ def test_nodes_come_with_open_transactions_and_go_when_they_end(
     small = threading.Thread(target=keep_committing)
     sessions = [database.connect() for _ in range(16)]
     try:
-        wait_until(lambda: supervisor.status().reader is not None)
+        wait_until(lambda: supervisor.status().account.reader is not None)
         assert n_nodes() == 1
         small.start()
         for n, session in enumerate(sessions):
@@ -78,7 +76,11 @@ def test_nodes_come_with_open_transactions_and_go_when_they_end(
         rows = 3000
         deadline_s = time.monotonic() + 240
         # They go on writing all the while that nodes are asked for and come.
-        while (reader := supervisor.status().reader) is None or reader.n_buffers < 7 or reader.n_moved < 6:
+        while (
+            (reader := supervisor.status().account.reader) is None
+            or reader.n_buffers < 7
+            or reader.n_moved < 6
+        ):
             assert time.monotonic() < deadline_s, recorder.rows
             for n, session in enumerate(sessions):
                 session.execute(FILL.format(n * 100_000 + rows + 1, n * 100_000 + rows + 200).encode())

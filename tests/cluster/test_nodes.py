@@ -165,7 +165,7 @@ def test_floor_near_the_reader_others_spread_and_a_dead_node_costs_an_epoch_and_
             session.execute(FILL.format(first + 1, first + 10_000).encode())
 
     def moved() -> bool:
-        reader = supervisor.status().reader
+        reader = supervisor.status().account.reader
         return reader is not None and reader.n_buffers == 3 and reader.n_moved >= 2
 
     try:
@@ -179,19 +179,19 @@ def test_floor_near_the_reader_others_spread_and_a_dead_node_costs_an_epoch_and_
         wait_until(lambda: pipeline.open_rows() > 4 * 9000)
 
         # A node with a buffer: hard, in the middle of all four.
-        epoch = supervisor.status().epoch
+        epoch = supervisor.status().run.epoch
         nodes.kill(others.pop())
-        wait_until(lambda: supervisor.status().epoch != epoch and pipeline.open_rows() > 4 * 9000, 180)
+        wait_until(lambda: supervisor.status().run.epoch != epoch and pipeline.open_rows() > 4 * 9000, 180)
         fill(1)
         wait_until(lambda: pipeline.open_rows() > 4 * 18_000)
         sessions[3].execute(b"commit")
         wait_until(lambda: len(pipeline.driver.transactions) == 1)
 
         # The reader's own node.
-        epoch = supervisor.status().epoch
+        epoch = supervisor.status().run.epoch
         nodes.add(2)
         nodes.kill(nodes.of("SlotReader")[0])
-        wait_until(lambda: supervisor.status().epoch != epoch and pipeline.open_rows() > 3 * 18_000, 180)
+        wait_until(lambda: supervisor.status().run.epoch != epoch and pipeline.open_rows() > 3 * 18_000, 180)
         for session in reversed(sessions[:3]):
             session.execute(b"commit")
     finally:

@@ -42,6 +42,7 @@ from xidstream.pipeline.storage.segment_file import SegmentReader
 from xidstream.pipeline.storage.skips import given_up
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import Cut, StreamCutter
+from xidstream.pipeline.stream.ledger import TransactionLedger
 
 _MESSAGES_PER_LOOK = 2000
 _POSITION_INTERVAL_S = 0.2
@@ -208,10 +209,12 @@ class LocalPipeline:
         self.slot, start_lsn = _open_when_free(settings, self.storage, epoch)
         try:
             self._connection = self.slot.connection
+            ledger = TransactionLedger()
             self._cutter = StreamCutter(
                 block_bytes=options.block_bytes,
                 pending_limit_bytes=options.pending_limit_bytes,
                 parallel=self.slot.streaming == "parallel",
+                ledger=ledger,
             )
             self._block_bytes = options.block_bytes
             self._loop = self._connection.copy_loop()
@@ -231,6 +234,7 @@ class LocalPipeline:
                 confirm=self._confirm,
                 # In some lives the sink is one that takes segments.
                 bind_late=order is not None and order.random() < 0.5,
+                ledger=ledger,
             )
         except BaseException:
             self.slot.connection.close()
@@ -253,7 +257,7 @@ class LocalPipeline:
         """Read, release and confirm until the confirmed position has reached ``target``."""
         deadline = time.monotonic() + timeout_s
         self._target = target
-        while self.stages.stats().delivered_lsn < target:
+        while self.stages.report().delivered_lsn < target:
             drained = self._read()
             if drained:
                 self._send(self._cutter.flush())
@@ -265,7 +269,7 @@ class LocalPipeline:
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"confirmed {self.confirmed_lsn}, received {self._received}, wanted {target}: "
-                    f"{self._cutter.open_transactions} open, {self.stages.stats().n_waiting} waiting"
+                    f"{self._cutter.open_transactions} open, {self.stages.report().sequencer.n_waiting} waiting"
                 )
 
     def read_some(self, n_messages: int) -> None:

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from xidstream.pipeline.account.model import SequencerReport
 from xidstream.pipeline.commits.commit_sequence import CommitSequence
 from xidstream.pipeline.commits.joining import JoinRule
-from xidstream.pipeline.commits.sequencer_stats import SequencerStats
-from xidstream.pipeline.exchange import Batch, Opened, TransactionEnd
+from xidstream.pipeline.exchange import Batch, BufferedTransaction, Opened, TransactionEnd
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pgoutput.spares import Spares
@@ -32,7 +32,8 @@ from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.stream import Cut, PlainBlock, Prepared, TransactionBlock
 from xidstream.pipeline.stream.backlog import Backlog
 from xidstream.pipeline.stream.cut_routing import CutRouting
-from xidstream.pipeline.transactions.buffer_calls import BufferedTransaction, BufferSettings, RawBlock
+from xidstream.pipeline.stream.ledger import TransactionLedger
+from xidstream.pipeline.transactions.buffer_calls import BufferSettings, RawBlock
 from xidstream.pipeline.transactions.known_relations import KnownRelations
 from xidstream.pipeline.transactions.parcels import Parcel
 from xidstream.pipeline.transactions.transaction_buffer import TransactionBuffer
@@ -212,6 +213,7 @@ class LocalStages:
         confirm: Callable[[Lsn], None],
         spares: Spares | None = None,
         bind_late: bool = False,
+        ledger: TransactionLedger | None = None,
     ) -> None:
         self._write = write
         self._confirm = confirm
@@ -233,7 +235,7 @@ class LocalStages:
         self._sequence = CommitSequence(
             config, epoch, lambda error: error, table_of, InProcess, threads=lambda *_: _AtOnce()
         )
-        self._routing = CutRouting(self.buffers, self._submit, self._backlog)
+        self._routing = CutRouting(self.buffers, self._submit, self._backlog, ledger or TransactionLedger())
         try:
             self._run(self._sequence.open(self._tell_reader, opened, None))
             # No time goes by here, so no position may wait for its turn.
@@ -282,10 +284,10 @@ class LocalStages:
             # A call that returns at once sees nothing of what the sequencer's own loops would do next.
             self._run_until_idle()
 
-    def stats(self) -> SequencerStats:
-        stats = self._run(self._sequence.stats())
-        assert stats is not None
-        return stats
+    def report(self) -> SequencerReport:
+        report = self._run(self._sequence.account(with_prepared=False))
+        assert report is not None
+        return report
 
     def close(self) -> None:
         """As a crash: what is not done yet is never done."""

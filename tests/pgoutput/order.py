@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tests.pgoutput.messages import Message
-from xidstream.pipeline.pg import INVALID_LSN, Lsn
+from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.pgoutput.grammar import Grammar, State
 from xidstream.pipeline.pgoutput.messages import LogicalMessage, StreamAbort, StreamStart
+from xidstream.pipeline.stream.ledger import TransactionLedger
 
 _STAYING = b"IUDTRYM"
 
@@ -21,3 +22,15 @@ def step(grammar: Grammar, message: Message, lsn: Lsn = INVALID_LSN) -> State:
     subxid = message.subxid if isinstance(message, StreamAbort) else None
     xid = getattr(message, "xid", None)
     return grammar.on_control(message.type, xid, first=first, subxid=subxid, lsn=lsn)
+
+
+def new_grammar() -> Grammar:
+    """With a ledger of its own, in which no stream is open."""
+    return Grammar(TransactionLedger())
+
+
+def open_streams(grammar: Grammar) -> dict[Xid, Lsn | None]:
+    """Each open stream by its top-level xid, with the LSN at which it started."""
+    ledger = grammar._streams
+    assert isinstance(ledger, TransactionLedger)
+    return {record.xid: record.stream_lsn for record in ledger.streams}

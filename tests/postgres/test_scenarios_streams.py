@@ -324,7 +324,7 @@ def test_a_transaction_that_was_given_up_is_left_out_and_written_down_and_the_ot
     write_skip(storage, layout, Skip(Xid(second.xid), Lsn(second.commit_lsn), now))
     scenario.read()
     assert scenario.ids() == [1, 2, 3, 21, 22, 23]
-    assert scenario.streamed.pipeline.stages.stats().left_out == ((second.xid, second.commit_lsn),)
+    assert scenario.streamed.pipeline.stages.report().left_out == ((second.xid, second.commit_lsn),)
     (noted,) = read_skips(storage, layout)
     ((relid,),) = scenario.database.execute("SELECT 't'::regclass::oid::int8")
     assert noted.left_out_at is not None and noted.relids == (relid,)
@@ -343,9 +343,9 @@ def test_fact_26_a_keepalive_does_not_overtake_what_is_not_released(scenario: Sc
         connection.send_status(Lsn(0), Lsn(0), Lsn(0), True)
         pipeline.read_some(100)
         connection.wait_readable(0.01)
-    stats = pipeline.stages.stats()
-    assert stats.n_waiting and scenario.transactions == []
-    assert stats.confirmed_lsn < target
+    report = pipeline.stages.report()
+    assert report.sequencer.n_waiting and scenario.transactions == []
+    assert report.confirmed_lsn < target
     scenario.session("INSERT INTO t VALUES (2, 'x')").execute("COMMIT")
     scenario.agree()
     assert scenario.ids() == [1, 2]

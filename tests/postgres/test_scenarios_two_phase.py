@@ -179,7 +179,9 @@ def test_10_open_prepares_committed_in_another_order_are_released_in_that(scenar
         if i == 5:
             scenario.read()
     scenario.read()
-    assert scenario.transactions == [] and scenario.streamed.pipeline.stages.stats().n_prepared == 10
+    assert (
+        scenario.transactions == [] and scenario.streamed.pipeline.stages.report().sequencer.n_prepared == 10
+    )
     order = [7, 0, 9, 3, 1, 8, 2, 6, 4, 5]
     for i in order:
         scenario.run(f"COMMIT PREPARED 'g{i}'")

@@ -19,11 +19,12 @@ from tests.pgoutput.messages import (
     TupleData,
     Update,
 )
+from tests.pgoutput.order import new_grammar, open_streams
 from tests.pgoutput.parser import parse_copy_header, parse_message, parse_standby_status_update
 from tests.pgoutput.writer import write, write_keepalive, write_standby_status_update, xlog_data
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.pgoutput.grammar import TRANSITIONS, Grammar, State
+from xidstream.pipeline.pgoutput.grammar import TRANSITIONS, State
 from xidstream.pipeline.pgoutput.messages import (
     Begin,
     BeginPrepare,
@@ -230,7 +231,7 @@ def model(inside: str | None, current: int | None, opened: set[int], move: tuple
 @settings(max_examples=500, deadline=None)
 @given(st.lists(moves, max_size=25))
 def test_the_grammar_takes_exactly_what_the_facts_allow(story: list[tuple[int, Any, Any]]) -> None:
-    grammar = Grammar()
+    grammar = new_grammar()
     inside: str | None = None
     current: int | None = None
     opened: set[int] = set()
@@ -238,14 +239,14 @@ def test_the_grammar_takes_exactly_what_the_facts_allow(story: list[tuple[int, A
         kind, xid, extra = move
         letter = chr(kind)
         legal = model(inside, current, opened, move)
-        before = (grammar.state, grammar.xid, dict(grammar.open_streams))
+        before = (grammar.state, grammar.xid, open_streams(grammar))
         first = extra if letter == "S" else None
         subxid = extra if letter == "A" else None
         try:
             grammar.on_control(kind, xid, first=first, subxid=subxid, lsn=LSN)
         except IllegalTransition:
             assert not legal
-            assert (grammar.state, grammar.xid, dict(grammar.open_streams)) == before
+            assert (grammar.state, grammar.xid, open_streams(grammar)) == before
             continue
         assert legal
         if letter in "BbS":
@@ -255,6 +256,6 @@ def test_the_grammar_takes_exactly_what_the_facts_allow(story: list[tuple[int, A
             inside = current = None
         elif letter in "cpKr" or (letter == "A" and xid == extra):
             opened.discard(xid)
-        assert set(grammar.open_streams) == opened
+        assert set(open_streams(grammar)) == opened
         assert (grammar.state is State.OUTSIDE) == (inside is None)
         assert grammar.state in TRANSITIONS

@@ -18,12 +18,11 @@ from tests.postgres_fixtures import *  # noqa: F403
 from tests.postgres_fixtures import Database
 from tests.waiting import wait_until
 from xidstream.actors.cli.checks import create_slot_command
-from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.driver.object_store_frames import read_object
 from xidstream.actors.runtime.ray_cluster import connect_ray
 from xidstream.actors.supervision.placement import free_cpus
 from xidstream.actors.supervision.supervisor import Supervisor
-from xidstream.pipeline.account.model import SinkReport
+from xidstream.pipeline.account.model import SinkPart, SinkReport
 from xidstream.pipeline.errors import ComponentLost, XidstreamError
 from xidstream.pipeline.exchange import Batch, SlotIdentity
 from xidstream.pipeline.pg import INVALID_LSN
@@ -128,12 +127,8 @@ class CollectingDriver:
             raise self._error
         return not self._thread.is_alive()
 
-    def progress(self) -> LoopProgress:
-        return LoopProgress(
-            n_batches=self._batches,
-            n_rows=self.n_rows,
-            last_commit_lsn=INVALID_LSN,
-        )
+    def progress(self) -> SinkReport:
+        return SinkReport(SinkPart(n_batches=self._batches, n_rows=self.n_rows))
 
     def account(self) -> SinkReport | None:
         return None
@@ -298,8 +293,8 @@ class RayPipeline:
 
     def open_rows(self) -> int:
         assert self.supervisor is not None
-        reader = self.supervisor.status().reader
-        return sum(n for _, n, _, _ in reader.open) if reader is not None else 0
+        reader = self.supervisor.status().account.reader
+        return 0 if reader is None else reader.n_open_rows
 
     def sequencer_pid(self) -> int:
         assert self.supervisor is not None

@@ -128,8 +128,10 @@ def test_a_stopped_run_leaves_what_it_had_in_the_journal_and_the_next_one_delive
     commit_some(pipeline, 1, 5)
     pipeline.database.execute(FILL.format(1, 20_000))
     target = wal_end(pipeline)
-    wait_until(lambda: (s := pipeline.supervisor) and s.status().sequencer.n_waiting >= 1)  # type: ignore[union-attr]
-    wait_until(lambda: (s := pipeline.supervisor) and s.status().reader.received_lsn >= target)  # type: ignore[union-attr]
+    wait_until(lambda: (s := pipeline.supervisor) and s.status().account.sequencer.n_waiting >= 1)  # type: ignore[union-attr]
+    wait_until(
+        lambda: (s := pipeline.supervisor) and Lsn.parse(s.status().account.reader.received_lsn) >= target
+    )  # type: ignore[union-attr]
     assert pipeline.confirmed() < target and not journal_files(pipeline)
     stop_without_sink(pipeline)
     assert pipeline.confirmed() >= target
@@ -164,9 +166,16 @@ def test_a_run_that_is_stopped_while_a_batch_hangs_confirms_what_it_journals(
     commit_some(pipeline, 1, 5)
     pipeline.database.execute(FILL.format(1, 20_000))
     target = wal_end(pipeline)
-    wait_until(lambda: (s := supervisor.status()).reader is not None and s.reader.received_lsn >= target)
+    wait_until(
+        lambda: (
+            (s := supervisor.status().account).reader is not None
+            and Lsn.parse(s.reader.received_lsn) >= target
+        )
+    )
     # What a buffer has not decoded yet is not journaled at a stop: it comes again.
-    wait_until(lambda: (s := supervisor.status()).reader is not None and s.reader.in_flight_bytes == 0)
+    wait_until(
+        lambda: (s := supervisor.status().account).reader is not None and s.reader.in_flight_bytes == 0
+    )
     assert pipeline.confirmed() < target and not journal_files(pipeline)
     supervisor.stop()
     pipeline.join()

@@ -81,11 +81,12 @@ def test_a_sink_that_takes_nothing_stops_the_reading_and_not_the_connection(pipe
         pipeline.driver.hold.set()
         for n in range(40):
             database.execute(FILL.format(n * 2000 + 1, n * 2000 + 2000))
-        wait_until(lambda: (r := supervisor.status().reader) is not None and r.paused)
+        wait_until(lambda: (r := supervisor.status().account.reader) is not None and r.paused_by)
         time.sleep(5)  # beyond wal_sender_timeout, twice
         status = supervisor.status()
-        assert status.reader is not None and status.reader.paused
-        assert status.reader.backlog_bytes < 2 * MIB + 4 * MIB
+        reader = status.account.reader
+        assert reader is not None and reader.paused_by == "backlog_bytes"
+        assert reader.backlog_bytes < 2 * MIB + 4 * MIB
         assert re.search(r"reading paused: [\d.]+ MiB wait for the sink", summary(status))
         pipeline.driver.hold.clear()
         wait_until(lambda: pipeline.driver.n_rows == 80_000)
@@ -208,8 +209,8 @@ def test_transactions_that_shared_move_to_buffers_of_their_own_and_lose_nothing(
         for n, session in enumerate(sessions):
             session.execute(b"begin")
             write(session, n * 100_000 + 1)
-        reader = lambda: supervisor.status().reader
-        wait_until(lambda: (r := reader()) is not None and len(r.open) == 3)
+        reader = lambda: supervisor.status().account.reader
+        wait_until(lambda: (r := reader()) is not None and r.n_open == 3)
         wait_until(lambda: (r := reader()) is not None and r.n_moved == 2)
         for n, session in enumerate(sessions):
             write(session, n * 100_000 + 50_001)
@@ -234,7 +235,7 @@ def test_buffers_that_no_node_has_room_for_hold_up_nobody_and_are_not_asked_for_
         logical_decoding_work_mem="64kB", buffer_memory_bytes="4MB", block_bytes=64 << 10, buffers_max=4,
         reader_memory_bytes="1MB", buffer_resource="nowhere", buffers_idle_s=1,
     )  # fmt: skip
-    reader = lambda: supervisor.status().reader
+    reader = lambda: supervisor.status().account.reader
     sessions = [pipeline.database.connect() for _ in range(4)]
     try:
         for session in sessions:

@@ -59,7 +59,7 @@ def _one_is_lost(databases: list[Database], pipelines: list[RayPipeline]) -> Non
             session.execute(FILL.format(start + 1, start + 5000).encode())
 
     def n_buffers(pipeline: RayPipeline) -> int:
-        reader = pipeline.supervisor.status().reader if pipeline.supervisor else None
+        reader = pipeline.supervisor.status().account.reader if pipeline.supervisor else None
         return 0 if reader is None else reader.n_buffers + reader.n_buffers_asked
 
     try:

@@ -111,15 +111,15 @@ def test_reading_begins_while_the_session_still_starts_and_the_first_batch_has_w
     database: Database, starting: Starting
 ) -> None:
     pipeline, driver, supervisor, gate = starting
-    wait_until(lambda: supervisor.status().reader is not None)
+    wait_until(lambda: supervisor.status().account.reader is not None)
     database.execute("insert into t select generate_series(1, 100)")
-    wait_until(lambda: (s := supervisor.status()).sequencer is not None and s.sequencer.n_waiting > 0)
+    wait_until(lambda: (s := supervisor.status().account).sequencer is not None and s.sequencer.n_waiting > 0)
     status = supervisor.status()
-    assert (status.state, status.waiting_for) == ("reading", ("the Spark session",))
+    assert (status.run.state, status.run.waiting_for) == ("reading", ("the Spark session",))
     assert driver.n_begun == 0
     ray.get(gate.open.remote())
     wait_until(lambda: driver.ids("public.t") == list(range(1, 101)))
-    wait_until(lambda: supervisor.status().waiting_for == ())
+    wait_until(lambda: supervisor.status().run.waiting_for == ())
     assert pipeline.notices == [] and driver.n_begun == 1
     pipeline.stop()
     assert pipeline.error is None
@@ -131,7 +131,7 @@ def test_a_reader_that_dies_while_the_session_starts_costs_an_epoch_and_no_sessi
     database: Database, starting: Starting
 ) -> None:
     pipeline, driver, supervisor, gate = starting
-    wait_until(lambda: supervisor.status().waiting_for == ("the Spark session",))
+    wait_until(lambda: supervisor.status().run.waiting_for == ("the Spark session",))
     database.execute("insert into t values (1)")
     pids = supervisor.pids
     os.kill(pids[0], signal.SIGKILL)
@@ -147,7 +147,7 @@ def test_a_run_stopped_while_it_reads_and_its_session_starts_ends_in_order(
     database: Database, starting: Starting
 ) -> None:
     pipeline, driver, supervisor, _ = starting
-    wait_until(lambda: supervisor.status().reader is not None)
+    wait_until(lambda: supervisor.status().account.reader is not None)
     pipeline.stop()
     assert pipeline.error is None and driver.n_closed == 1 and pipeline.notices == []
     wait_until(lambda: not database.execute("select active from pg_replication_slots")[0][0])

@@ -31,6 +31,7 @@ from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.stream import Block as StreamBlock
 from xidstream.pipeline.stream import Prepared, TransactionBlock, UsedRelations
+from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.transactions.buffer_calls import BlockHead, BufferSettings, End
 from xidstream.pipeline.transactions.known_relations import REMEMBERED_COLUMNS
 
@@ -73,7 +74,9 @@ class Buffer:
 
 def pool_of_one(storage: Path) -> BufferPool:
     settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
-    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings, Spares(1 << 20))
+    pool = BufferPool(
+        Config.of({"buffers_min": 1, "buffers_max": 1}), settings, Spares(1 << 20), TransactionLedger()
+    )
     pool.fleet.await_ready()
     return pool
 
@@ -122,7 +125,9 @@ def test_poison_takes_nothing_with_it_of_the_other_transactions_of_its_buffer(st
 
 def test_what_was_given_up_is_left_out_though_it_could_be_delivered(storage: Path) -> None:
     settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20, frozenset({(XID, Lsn(0x200))}))
-    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 1}), settings, Spares(1 << 20))
+    pool = BufferPool(
+        Config.of({"buffers_min": 1, "buffers_max": 1}), settings, Spares(1 << 20), TransactionLedger()
+    )
     pool.fleet.await_ready()
     for xid in (700, 701):
         pool.add_block(transaction_block(xid, [f"of {xid}"]))
@@ -160,7 +165,9 @@ def test_a_transaction_whose_buffer_died_while_it_was_to_move_is_not_committed_w
 ) -> None:
     """Ray fails the call that was to adopt it without telling the new buffer, and goes on with those after it."""
     settings = BufferSettings(str(storage), Layout(1, "s", "e"), 64 << 20)
-    pool = BufferPool(Config.of({"buffers_min": 1, "buffers_max": 2}), settings, Spares(1 << 20))
+    pool = BufferPool(
+        Config.of({"buffers_min": 1, "buffers_max": 2}), settings, Spares(1 << 20), TransactionLedger()
+    )
     pool.fleet.await_ready()
     (victim,) = pool.fleet.pids()
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.spark.support import IDENTITY
-from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.driver.batch_loop import BatchLoop
 from xidstream.actors.driver.spark_driver import SparkDriver
 from xidstream.actors.driver.spark_master import SparkMaster
 from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
+from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.sinks.sink import make_sink
 
@@ -29,7 +30,7 @@ def test_an_end_that_comes_late_cancels_nothing_of_the_next_epochs_loop(spark: A
     sink = make_sink(f"delta:{tmp_path}", IDENTITY)
     for name in ("old", "new"):
         of_loop = driver._sessions["s"] = LoopSession(session, name)
-        driver._loops["s"] = BatchLoop(of_loop, sink, None, str(tmp_path), IDENTITY, LoopProgress())
+        driver._loops["s"] = BatchLoop(of_loop, sink, None, str(tmp_path), IDENTITY, SinkReport())
         driver._names["s"] = name
     started = tmp_path / "started"
     failures: list[BaseException] = []

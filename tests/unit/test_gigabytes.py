@@ -35,6 +35,7 @@ from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
 from xidstream.pipeline.stream.cut_routing import CutRouting, TicketedCut
+from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.transactions.buffer_calls import BufferSettings
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
@@ -56,8 +57,11 @@ class Chain:
         # More than any test has: what goes to storage goes there because it is large.
         settings = BufferSettings(self.storage.uri, Layout(1, "s", "e"), 1 << 40)
         buffers = LocalBuffers(settings, lambda sealed: sealed)
-        self.routing = CutRouting(buffers, self._submit, Backlog(1 << 40))
-        self.cutter = StreamCutter(block_bytes=4 << 20, pending_limit_bytes=64 << 20, parallel=False)
+        ledger = TransactionLedger()
+        self.routing = CutRouting(buffers, self._submit, Backlog(1 << 40), ledger)
+        self.cutter = StreamCutter(
+            block_bytes=4 << 20, pending_limit_bytes=64 << 20, parallel=False, ledger=ledger
+        )
         self.sink = DeltaSink(str(folder / "delta"), SlotIdentity(1, "d", "s"))
         self.delta = folder / "delta"
         self.sealed: list[Sealed] = []

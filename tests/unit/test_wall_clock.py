@@ -37,7 +37,7 @@ PLACES = {
     "actors/supervision/run_accounts.py": "ages that are shown, which follow a clock that is set",
     "pipeline/changelog/consumers.py": SHOWN,
     "pipeline/changelog/manifest.py": STAMP,
-    "pipeline/commits/sequencer_stats.py": LAG,
+    "pipeline/commits/sequencer_report.py": LAG,
     "pipeline/delta/delta_table.py": STAMP,
     "pipeline/log_tables/watched_clock.py": BELIEVED,
     "pipeline/mirror/base_table.py": STAMP,

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from tests.spark.support import IDENTITY, Transaction, batch_of
-from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.driver.batch_loop import BatchLoop
 from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
+from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.pg import Lsn
@@ -31,7 +32,7 @@ def test_a_loop_that_was_taken_over_from_gives_no_further_batch_to_the_function(
         None,
         str(tmp_path),
         IDENTITY,
-        LoopProgress(),
+        SinkReport(),
     )
     loop.stop()  # nothing is reported to a sequencer, because there is none
     tenure = take_over(storage, "a")
@@ -90,7 +91,7 @@ def test_a_batch_is_reported_with_the_next_pull_and_not_by_a_loop_that_was_stopp
                 loop.stop()
 
         session = LoopSession(DriverSession(lambda: cast(Any, None)))
-        loop = Pulled(session, ForeachSink(take), None, str(tmp_path), IDENTITY, LoopProgress())
+        loop = Pulled(session, ForeachSink(take), None, str(tmp_path), IDENTITY, SinkReport())
         loop.tenure = take_over(Storage(str(tmp_path)), "a")
         return loop
 
@@ -99,9 +100,9 @@ def test_a_batch_is_reported_with_the_next_pull_and_not_by_a_loop_that_was_stopp
     loop.run()
     pulls = [done for method, done in asked if method == "next_batch"]
     assert pulls == [None, 0, 1] and asked[-1][0] == "finished"
-    assert given == [100, 200] and loop.progress.n_batches == 2
+    assert given == [100, 200] and loop.progress.sink.n_batches == 2
     loop = loop_that_ends_at(200)
     asked = loop.begin([first, second])
     loop.run()
     assert [done for method, done in asked if method == "next_batch"] == [None, 0]
-    assert loop.progress.n_batches == 1, "the one in hand comes again, to another loop"
+    assert loop.progress.sink.n_batches == 1, "the one in hand comes again, to another loop"

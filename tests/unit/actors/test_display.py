@@ -10,14 +10,15 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
+from tests.unit.account.accounts import AT, READER, RUN, SEQUENCER
 from xidstream.actors.cli.display import Display, Pace, picture, summary
-from xidstream.actors.driver.batch_loop import LoopProgress
-from xidstream.actors.reader.slot_reader import ReaderStats
-from xidstream.actors.supervision.run_status import Status
+from xidstream.actors.supervision.run_accounts import has_caught_up
+from xidstream.actors.supervision.run_status import RunStatus
+from xidstream.pipeline.account import Account
+from xidstream.pipeline.account.model import JournalPart, OpenPart, ReaderReport, SequencerReport, SinkPart
 from xidstream.pipeline.account.snapshots import SnapshotProgress, TableProgress
-from xidstream.pipeline.commits.sequencer_stats import JournalStats, SequencerStats
 from xidstream.pipeline.exchange import Opened, PrepareCover, SlotIdentity
-from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.pg import Lsn
 
 OPENED = Opened(
     identity=SlotIdentity(1, "shop", "s"),
@@ -31,41 +32,23 @@ OPENED = Opened(
     timeline=1,
     history={},
 )
-READER = ReaderStats(
-    n_messages=1,
-    n_bytes=5 << 20,
-    received_lsn=Lsn(0x200),
-    flushed_lsn=Lsn(0x200),
-    pending_bytes=0,
-    in_flight_bytes=0,
-    backlog_bytes=0,
-    paused=False,
-    n_buffers=1,
-    n_buffers_asked=0,
-    n_moved=0,
-    open=(),
-)
-SEQUENCER = SequencerStats(
-    n_rows=0,
-    n_transactions=0,
-    n_batches=1,
-    n_waiting=0,
-    n_prepared=0,
-    confirmed_lsn=Lsn(0x200),
-    last_commit_lsn=Lsn(0x200),
-    last_commit_timestamp_us=0,
-)
-JOURNAL = JournalStats(
+JOURNAL = JournalPart(
     n_files=3,
     n_bytes=5 << 30,
+    max_bytes=64 << 30,
     n_units=40,
     n_transactions=12_000,
-    first_commit_lsn=Lsn(0x100),
-    end_lsn=Lsn(0x200),
-    first_commit_timestamp_us=1,
-    is_full=False,
+    first_commit_lsn="0/100",
+    end_lsn="0/200",
 )
-OPEN = ((Xid(749), 400_000, 9 << 20, 3), (Xid(750), 10_000, 1 << 20, 0), (Xid(751), 1, 100, 0))
+OPEN = tuple(
+    OpenPart(xid, 1.0, n_rows, n_bytes, n_bytes, 0, n_segments, 0, ("public.t",), 1, 0, True)
+    for xid, n_rows, n_bytes, n_segments in (
+        (749, 400_000, 9 << 20, 3),
+        (750, 10_000, 1 << 20, 0),
+        (751, 1, 100, 0),
+    )
+)
 
 
 def status(
@@ -74,26 +57,49 @@ def status(
     n_rows: int = 1,
     n_batches: int = 1,
     lag_ms: float | None = 27_100.0,
-    open_transactions: Sequence[tuple[Xid, int, int, int]] = (),
+    open_transactions: Sequence[OpenPart] = (),
     backlog_bytes: int = 0,
     paused: bool = False,
     delivered_lsn: int = 0x200,
-    journal: JournalStats | None = None,
-) -> Status:
-    return Status(
-        "epoch",
+    journal: JournalPart | None = None,
+    has_sink: bool = True,
+    waiting_for: tuple[str, ...] = (),
+    snapshots: SnapshotProgress | None = None,
+    epoch: str = "epoch",
+) -> RunStatus:
+    reader = dataclasses.replace(
+        READER,
+        n_bytes=5 << 20,
+        n_open=len(open_transactions),
+        n_open_rows=sum(each.n_rows for each in open_transactions),
+        backlog_bytes=backlog_bytes,
+        paused_by="backlog_bytes" if paused else None,
+    )
+    sequencer = dataclasses.replace(
+        SEQUENCER, n_waiting=n_waiting, confirmed_lsn="0/200", delivered_lsn=str(Lsn(delivered_lsn))
+    )
+    is_caught_up = has_caught_up(
+        OPENED, ReaderReport(reader, ()), SequencerReport(sequencer, journal=journal), has_sink=has_sink
+    )
+    return RunStatus(
+        Account(
+            at=AT,
+            run=dataclasses.replace(RUN, epoch=epoch, is_caught_up=is_caught_up, waiting_for=waiting_for),
+            reader=reader,
+            open=tuple(open_transactions),
+            sequencer=sequencer,
+            journal=journal or JournalPart(max_bytes=64 << 30),
+            sink=SinkPart(n_batches=n_batches, n_rows=n_rows, n_transactions=1, last_lag_ms=lag_ms),
+            snapshots=snapshots,
+        ),
         OPENED,
-        dataclasses.replace(
-            READER, open=tuple(open_transactions), backlog_bytes=backlog_bytes, paused=paused
-        ),
-        dataclasses.replace(
-            SEQUENCER, n_waiting=n_waiting, delivered_lsn=Lsn(delivered_lsn), journal=journal
-        ),
-        LoopProgress(n_batches=n_batches, n_rows=n_rows, n_transactions=1, lag_ms=lag_ms),
+        has_sink,
     )
 
 
-STARTING = Status("epoch", None, None, None, LoopProgress())
+def starting(*waiting_for: str) -> RunStatus:
+    run = dataclasses.replace(RUN, state="starting", epoch="", is_caught_up=False, waiting_for=waiting_for)
+    return RunStatus(Account(at=AT, run=run))
 
 
 class Clock:
@@ -104,7 +110,7 @@ class Clock:
         return self.now_s
 
 
-def noted(*statuses: Status, every_s: float = 1.0) -> Pace:
+def noted(*statuses: RunStatus, every_s: float = 1.0) -> Pace:
     pace = Pace()
     for n, each in enumerate(statuses):
         pace.note(each, n * every_s)
@@ -128,11 +134,11 @@ def test_the_lag_of_the_last_batch_is_not_shown_any_more_when_all_is_caught_up()
         status(delivered_lsn=0xFF),
         status(journal=JOURNAL, n_waiting=JOURNAL.n_units, delivered_lsn=0x100),
         status(journal=JOURNAL, delivered_lsn=0xFF),
-        STARTING,
+        starting(),
     ],
 )
-def test_what_the_sink_has_not_taken_and_what_was_there_at_the_start_is_behind(behind: Status) -> None:
-    assert not behind.is_caught_up
+def test_what_the_sink_has_not_taken_and_what_was_there_at_the_start_is_behind(behind: RunStatus) -> None:
+    assert not behind.run.is_caught_up
 
 
 def test_what_is_in_the_journal_is_said_to_wait_beside_the_position_that_is_confirmed() -> None:
@@ -148,15 +154,22 @@ def test_what_is_in_the_journal_is_said_to_wait_beside_the_position_that_is_conf
 
 
 def test_without_a_sink_what_the_journal_has_is_not_behind() -> None:
-    captured = status(journal=JOURNAL, n_waiting=JOURNAL.n_units, delivered_lsn=0x10)
-    assert not captured.is_caught_up
-    assert dataclasses.replace(captured, has_sink=False).is_caught_up
+    for has_sink in (True, False):
+        captured = status(journal=JOURNAL, n_waiting=JOURNAL.n_units, delivered_lsn=0x10, has_sink=has_sink)
+        assert captured.run.is_caught_up is not has_sink
+
+
+def test_nothing_is_said_to_be_caught_up_while_a_part_does_not_answer() -> None:
+    reader, sequencer = ReaderReport(READER, ()), SequencerReport(SEQUENCER)
+    assert has_caught_up(OPENED, reader, sequencer, has_sink=True)
+    assert not has_caught_up(OPENED, None, sequencer, has_sink=True)
+    assert not has_caught_up(OPENED, reader, None, has_sink=True)
 
 
 def test_an_open_transaction_is_not_behind() -> None:
     """But "caught up" beside "69 MiB behind the server" was a contradiction."""
     reading = status(open_transactions=OPEN)
-    assert reading.is_caught_up
+    assert reading.run.is_caught_up
     shown = summary(reading, noted(*[reading] * 7))
     assert shown.startswith("caught up with commits · reading xid 749 and 2 more · ")
     one = status(open_transactions=OPEN[1:2])
@@ -183,17 +196,15 @@ def test_rates_are_those_of_the_last_seconds_and_begin_anew_with_another_epoch()
 def test_while_snapshots_are_taken_the_wal_that_the_slot_keeps_is_told() -> None:
     waiting = TableProgress("public.t", "reading", 10, 4, 1000, 10 << 20, 4 << 20, 0)
     progress = SnapshotProgress((waiting,), 2, 500, 1 << 20, 3 << 20)
-    shown = summary(dataclasses.replace(status(), snapshots=progress))
+    shown = summary(status(snapshots=progress))
     assert (
         "2 snapshots taken, 1 table to go: 5.0 MiB of 11.0 MiB read, 1,500 rows, the slot keeps 3.0 MiB of WAL"
         in shown
     )
     moving = dataclasses.replace(progress, bytes_per_s=float(1 << 20))
-    assert "5.0 MiB of 11.0 MiB read (1.0 MiB/s), 6.0 s left, 1,500 rows" in summary(
-        dataclasses.replace(status(), snapshots=moving)
-    )
+    assert "5.0 MiB of 11.0 MiB read (1.0 MiB/s), 6.0 s left, 1,500 rows" in summary(status(snapshots=moving))
     unknown = dataclasses.replace(progress, held_wal_bytes=None)
-    assert "WAL" not in summary(dataclasses.replace(status(), snapshots=unknown))
+    assert "WAL" not in summary(status(snapshots=unknown))
 
 
 def test_the_largest_open_transaction_is_named_and_one_row_is_one_row() -> None:
@@ -225,7 +236,7 @@ def test_a_file_gets_lines_without_control_characters_one_for_each_change() -> N
         clock.now_s = 4
         waiting = ("the slot reader", "the Spark session")
         for waiting_for in (waiting, waiting, waiting[1:]):
-            display.show({"s": dataclasses.replace(STARTING, waiting_for=waiting_for)})
+            display.show({"s": starting(*waiting_for)})
             clock.now_s += 10
         for _ in range(100):
             display.show({"s": status()})
@@ -247,18 +258,18 @@ def test_a_file_gets_lines_without_control_characters_one_for_each_change() -> N
 
 
 def test_what_a_run_that_reads_already_waits_for_comes_first() -> None:
-    shown = dataclasses.replace(status(), waiting_for=("the Spark session",))
+    shown = status(waiting_for=("the Spark session",))
     assert summary(shown, Pace()).startswith("waiting for the Spark session · ")
 
 
 def test_a_capture_says_where_it_writes_and_not_what_nobody_delivers() -> None:
-    shown = summary(dataclasses.replace(status(), has_sink=False), Pace())
+    shown = summary(status(has_sink=False), Pace())
     assert "into the journal" in shown and "delivered" not in shown
 
 
 def test_several_slots_are_told_apart() -> None:
     out = io.StringIO()
     with Display(out, Clock()) as display:
-        display.show({"a": status(), "b": dataclasses.replace(STARTING, waiting_for=("the slot",))})
+        display.show({"a": status(), "b": starting("the slot")})
     assert out.getvalue().splitlines()[0].startswith("a: caught up")
     assert out.getvalue().splitlines()[1] == "b: 0 s: waiting for the slot"

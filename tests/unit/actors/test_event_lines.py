@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import socket
@@ -12,19 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.actors.test_display import OPENED, READER, SEQUENCER
+from tests.unit.actors.test_display import starting, status
 from xidstream.actors.cli import run as run_module
 from xidstream.actors.cli.event_lines import EventLines
 from xidstream.actors.cli.run import _Run
-from xidstream.actors.driver.batch_loop import LoopProgress
 from xidstream.actors.runtime.signals import StopRequest
-from xidstream.actors.supervision.run_status import Status
 from xidstream.pipeline.errors import EnvironmentFault
 from xidstream.pipeline.events import Event, JsonLines
 from xidstream.pipeline.settings.config import Config
 
-READING = Status("epoch-1", OPENED, READER, SEQUENCER, LoopProgress())
-STARTING = Status("", None, None, None, LoopProgress(), waiting_for=("the slot reader",))
+READING = status(epoch="epoch-1")
+STARTING = starting("the slot reader")
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
@@ -44,10 +41,10 @@ def test_a_run_that_is_well_says_that_it_waits_and_reads_and_then_nothing(
         for _ in range(50):
             lines.show({"shop": READING})
         assert told(caplog) == [("reading", {"slot": "shop", "lsn": "0/10", "epoch": "epoch-1"})]
-        lines.show({"shop": dataclasses.replace(READING, epoch="epoch-2")})
+        lines.show({"shop": status(epoch="epoch-2")})
         assert told(caplog) == [("reading", {"slot": "shop", "lsn": "0/10", "epoch": "epoch-2"})]
         for _ in range(3):
-            lines.show({"shop": dataclasses.replace(READING, epoch="epoch-2", waiting_for=("Spark",))})
+            lines.show({"shop": status(epoch="epoch-2", waiting_for=("Spark",))})
         assert told(caplog) == [("waiting", {"slot": "shop"})]
         lines.tell("shop", Event("stalled", "stalled: …", part="sink"), "yellow", several=False)
         lines.line("stopped before anything was read", "yellow")

@@ -12,8 +12,9 @@ from ray import cloudpickle
 from tests.spark.support import IDENTITY
 from tests.unit.log_tables.test_snapshot_log import GENERATION, RELATION, written
 from tests.unit.sinks.test_parked_tables import sink_of
-from xidstream.actors.driver.batch_loop import BatchLoop, LoopProgress
+from xidstream.actors.driver.batch_loop import BatchLoop
 from xidstream.actors.snapshots.sink_tables import SinkTables
+from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.generation import GenerationState
@@ -43,7 +44,7 @@ def test_a_loop_without_a_sink_that_it_claimed_is_asked_again_later_and_after_it
     tmp_path: Path,
 ) -> None:
     sink = sink_of(tmp_path, 1)
-    loop = BatchLoop(NO_SESSION, sink, None, str(tmp_path / "storage"), IDENTITY, LoopProgress())
+    loop = BatchLoop(NO_SESSION, sink, None, str(tmp_path / "storage"), IDENTITY, SinkReport())
     tables = SinkTables(loop.on_snapshots)
     for call in (lambda: tables.lines(False), lambda: tables.prove(Lsn(50))):
         with pytest.raises(ComponentLost):

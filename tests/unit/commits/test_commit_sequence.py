@@ -57,7 +57,7 @@ def test_there_are_no_figures_before_the_slot_is_open() -> None:
     """They once showed 0/0 as confirmed while the slot was still being made: a user's transaction came too early."""
 
     async def ask() -> object:
-        return await sequence(Config()).stats()
+        return await sequence(Config()).account(with_prepared=True)
 
     assert asyncio.run(ask()) is None
 

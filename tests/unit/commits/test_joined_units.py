@@ -204,9 +204,9 @@ async def hang_and_go_on(config: Config, n_commits: int, look: Callable[[int, in
         while sequencer._order.n_waiting > _KEPT_UP_UNITS + n // 200:
             await asyncio.sleep(0.001)  # an hour has as much time for each unit
         if n % 2000 == 0 or n == n_commits:
-            stats = await sequencer.stats()
-            assert stats is not None
-            look(n, stats.n_waiting, backlog.n_bytes)
+            report = await sequencer.account(with_prepared=False)
+            assert report is not None
+            look(n, report.sequencer.n_waiting, backlog.n_bytes)
     lsns: list[int] = []
     while len(lsns) < n:
         batch = await sequencer.next_batch(10, loop)
@@ -220,7 +220,7 @@ async def hang_and_go_on(config: Config, n_commits: int, look: Callable[[int, in
             )
         await sequencer.batch_done(batch.number, loop)
     assert lsns == [*range(10, 10 + n)], "each commit once, in order"
-    while (await sequencer.stats()).confirmed_lsn < 100 + 10 * (n - 1) + 5:  # type: ignore[union-attr]
+    while (await sequencer.account(with_prepared=False)).confirmed_lsn < 100 + 10 * (n - 1) + 5:  # type: ignore[union-attr]
         await asyncio.sleep(0.01)
     assert backlog.n_bytes == 0
     return n

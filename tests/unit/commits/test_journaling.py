@@ -76,16 +76,16 @@ def test_a_journal_that_cannot_be_written_keeps_no_batch_from_being_confirmed(
             await sequencer.batch_done(batch.number, loop)
             await reader.hears_of(20 * (i + 1) + 4)
         await sequencer.submit([transaction(3, 80)])
-        account = await sequencer.account()
+        account = await sequencer.account(with_prepared=True)
         while account is None or account.sequencer.journal_error is None:
             await asyncio.sleep(0.005)
-            account = await sequencer.account()
+            account = await sequencer.account(with_prepared=True)
         assert "No space left on device" in account.sequencer.journal_error
         assert account.sequencer.journal_failing_s is not None
         assert account.sequencer.confirmed_lsn == "0/40", "what is in no journal waits in the slot"
         unwritable.is_full = False
         await reader.hears_of(84)
-        account = await sequencer.account()
+        account = await sequencer.account(with_prepared=True)
         assert account is not None and account.sequencer.journal_error is None
         record = read_progress(Storage(str(tmp_path)), LAYOUT)
         assert record is not None and (record.confirmed_lsn, record.delivered_lsn) == (84, 64)

@@ -23,7 +23,7 @@ OPENED = opened_at(5, 100, two_phase=False)
 
 
 async def told(sequence: CommitSequence) -> SequencerReport:
-    report = await sequence.account()
+    report = await sequence.account(with_prepared=True)
     assert report is not None
     return report
 

@@ -7,11 +7,12 @@ import pytest
 
 from tests.pgoutput import writer
 from tests.pgoutput.messages import Insert, Truncate
+from tests.pgoutput.order import new_grammar
 from tests.wire import T0_US, text_tuple
 from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block, scan
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.pgoutput.grammar import ELSEWHERE, TRANSITIONS, Grammar, State
+from xidstream.pipeline.pgoutput.grammar import ELSEWHERE, TRANSITIONS, State
 from xidstream.pipeline.pgoutput.message_buffer import IN_PLAIN, IN_ROWS, LOOK, OUTSIDE
 from xidstream.pipeline.pgoutput.message_buffer import TRANSITIONS as LOOP_TABLE
 from xidstream.pipeline.pgoutput.messages import Begin, Commit, LogicalMessage, MessageType, Origin
@@ -64,7 +65,7 @@ def block_of(letters: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def grammar_takes(letters: str, *, state: State) -> bool:
-    grammar = Grammar()
+    grammar = new_grammar()
     if state is State.IN_STREAM:
         grammar.on_control(ord("S"), Xid(7), first=True)
     try:

@@ -8,11 +8,10 @@ import pickle
 import pytest
 
 from tests.pgoutput.messages import ColumnKind, Delete, Insert, TupleColumn, TupleData, Update
-from tests.pgoutput.order import step
+from tests.pgoutput.order import new_grammar, step
 from tests.pgoutput.parser import parse_message
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, UsageError
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.pgoutput.grammar import Grammar
 from xidstream.pipeline.pgoutput.messages import (
     LogicalMessage,
     MessageType,
@@ -54,7 +53,7 @@ def test_errors_survive_pickling() -> None:
     with pytest.raises(MalformedMessage) as malformed:
         parse_message(b"B", in_stream=False, lsn=Lsn(0x16B3748))
     with pytest.raises(IllegalTransition) as illegal:
-        step(Grammar(), StreamCommit(Xid(5), Lsn(1), Lsn(2), 3), Lsn(0x16B3748))
+        step(new_grammar(), StreamCommit(Xid(5), Lsn(1), Lsn(2), 3), Lsn(0x16B3748))
     for error in (malformed.value, illegal.value):
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is type(error)

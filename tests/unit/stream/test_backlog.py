@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from xidstream.pipeline.exchange import JOINED_UNIT_BYTES, SINGLE_UNITS, UNIT_BYTES
-from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.stream.backlog import Backlog
 
 
@@ -12,14 +11,10 @@ def rows_alone() -> Backlog:
     return Backlog(held_limit_bytes=100, unit_bytes=0, joined_bytes=0)
 
 
-def test_open_transaction_counts_nothing_and_a_committed_one_what_its_buffer_may_hold() -> None:
+def test_a_committed_transaction_counts_what_its_buffer_may_hold() -> None:
     backlog = rows_alone()
-    backlog.add_block(Xid(1), 70)
-    backlog.add_block(Xid(1), 70)
-    backlog.add_block(Xid(2), 30)
-    assert backlog.n_bytes == 0
-    backlog.end(0, Xid(1))
-    backlog.end(1, Xid(2))
+    backlog.end(0, 140)
+    backlog.end(1, 30)
     assert backlog.n_bytes == 130
 
 
@@ -33,24 +28,6 @@ def test_credit_comes_back_with_the_contiguous_prefix() -> None:
     assert backlog.n_bytes == 40
     backlog.done(5)
     assert backlog.n_bytes == 0
-
-
-def test_rolled_back_transaction_leaves_nothing_to_count_when_its_xid_comes_again() -> None:
-    backlog = rows_alone()
-    backlog.add_block(Xid(1), 70)
-    backlog.forget(Xid(1))
-    backlog.end(0, Xid(1))
-    assert backlog.n_bytes == 0
-
-
-def test_committed_transaction_leaves_nothing_to_count_when_its_xid_comes_again() -> None:
-    backlog = rows_alone()
-    backlog.add_block(Xid(1), 70)
-    backlog.end(0, Xid(1))
-    backlog.done(0)
-    backlog.add_block(Xid(1), 5)
-    backlog.end(1, Xid(1))
-    assert backlog.n_bytes == 5
 
 
 def test_a_unit_counts_with_what_it_takes_beside_its_rows() -> None:

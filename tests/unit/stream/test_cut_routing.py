@@ -22,6 +22,7 @@ from xidstream.pipeline.stream import (
 )
 from xidstream.pipeline.stream.backlog import Backlog
 from xidstream.pipeline.stream.cut_routing import CutRouting, TicketedCut
+from xidstream.pipeline.stream.ledger import TransactionLedger
 
 XID = Xid(700)
 
@@ -33,7 +34,8 @@ class Calls:
         self.log: list[tuple[Any, ...]] = []
         self.entries: list[TicketedCut] = []
         self.backlog = Backlog(held_limit_bytes, unit_bytes=0, joined_bytes=0)
-        self.routing = CutRouting(self, self._submit, self.backlog)
+        self.ledger = TransactionLedger()
+        self.routing = CutRouting(self, self._submit, self.backlog, self.ledger)
 
     def add_block(self, cut: TransactionBlock) -> None:
         self.log.append(("add_block", cut.xid))
@@ -121,3 +123,24 @@ def test_what_is_open_counts_for_nothing_until_it_commits_and_then_until_the_sin
     )
     calls.backlog.done(0)
     assert calls.routing.backlog_bytes == 30
+
+
+def test_a_transaction_that_was_rolled_back_or_prepared_leaves_nothing_to_count_when_its_xid_comes_again() -> (
+    None
+):
+    calls = Calls()
+    blocks: list[Cut] = [TransactionBlock(XID, block(70), True, Lsn(0x100))]
+    for end in (Aborted(XID), Prepared(XID, "g", Lsn(0x110), Lsn(0x118), True, None, True)):
+        calls.routing.send([*blocks, end])
+        assert calls.ledger.records() == []
+    calls.routing.send([committed(has_blocks=False)])
+    assert calls.routing.backlog_bytes == 0
+
+
+def test_a_committed_transaction_leaves_nothing_to_count_when_its_xid_comes_again() -> None:
+    calls = Calls()
+    for n_bytes in (70, 5):
+        calls.routing.send([TransactionBlock(XID, block(n_bytes), True, Lsn(0x100))])
+        calls.routing.send([committed()])
+        assert calls.routing.backlog_bytes == n_bytes and calls.ledger.records() == []
+        calls.backlog.done(0)

@@ -9,13 +9,25 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.pgoutput import writer
-from xidstream.pipeline.pg import Xid
+from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pgoutput.messages import Relation, RelationColumn, Type
+from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.stream.pending import PendingMessages
 from xidstream.pipeline.stream.relation_book import RelationBook
 
-A, B = Xid(700), Xid(701)
+
+def stream(xid: int) -> PendingMessages:
+    return PendingMessages(Spares(0), Xid(xid), Lsn(1), streamed=True)
+
+
+A, B, C = stream(700), stream(701), stream(702)
 MOOD = 90_000
+
+
+@pytest.fixture(autouse=True)
+def no_stream_has_declared_anything() -> None:
+    A.relations = B.relations = C.relations = None
 
 
 @pytest.fixture
@@ -23,21 +35,27 @@ def book() -> RelationBook:
     return RelationBook()
 
 
-def relation(scope: Xid | None, *columns: str, relid: int = 1, table: str = "t") -> Relation:
+def _xid(scope: PendingMessages | None) -> Xid | None:
+    return None if scope is None else scope.xid
+
+
+def relation(scope: PendingMessages | None, *columns: str, relid: int = 1, table: str = "t") -> Relation:
     made = tuple(RelationColumn(i == 0, name, MOOD, -1) for i, name in enumerate(columns))
-    return Relation(scope, relid, "public", table, "d", made)
+    return Relation(_xid(scope), relid, "public", table, "d", made)
 
 
 def body_of(message: Relation) -> bytes:
     return writer.write(message)[1 if message.xid is None else 5 :]
 
 
-def declare(book: RelationBook, scope: Xid | None, *columns: str, relid: int = 1, table: str = "t") -> None:
+def declare(
+    book: RelationBook, scope: PendingMessages | None, *columns: str, relid: int = 1, table: str = "t"
+) -> None:
     message = relation(scope, *columns, relid=relid, table=table)
     book.declare(scope, message, body_of(message))
 
 
-def columns(book: RelationBook, scope: Xid | None, relid: int = 1) -> list[str]:
+def columns(book: RelationBook, scope: PendingMessages | None, relid: int = 1) -> list[str]:
     return [c.name for c in book.used(scope, [relid]).relations[relid].columns]
 
 
@@ -69,7 +87,7 @@ def test_what_a_dropped_stream_declared_holds_nowhere_and_its_xid_begins_anew(bo
 
 def test_a_stream_that_declared_nothing_promotes_nothing(book: RelationBook) -> None:
     declare(book, None, "a")
-    book.promote(Xid(999))
+    book.promote(stream(999))
     assert columns(book, None) == ["a"]
 
 
@@ -82,7 +100,7 @@ def test_a_plain_declaration_that_repeats_another_is_newer_than_an_open_streams(
 
 
 def test_only_another_content_is_a_change(book: RelationBook) -> None:
-    def changes(scope: Xid | None, *names: str) -> bool:
+    def changes(scope: PendingMessages | None, *names: str) -> bool:
         message = relation(scope, *names)
         return book.changes(scope, message, body_of(message))
 
@@ -123,9 +141,9 @@ def test_a_type_is_of_the_relation_behind_it_and_of_no_later_one(book: RelationB
 def test_a_version_that_was_forgotten_comes_back_equal_with_its_types(book: RelationBook) -> None:
     small = RelationBook(remembered_columns=0)
     for scope in (None, A):
-        small.add_type(scope, Type(scope, MOOD, "schéma", "mood"))
+        small.add_type(scope, Type(_xid(scope), MOOD, "schéma", "mood"))
         declare(small, scope, "a", "b", "naïve", relid=5, table="tàble")
-        book.add_type(scope, Type(scope, MOOD, "schéma", "mood"))
+        book.add_type(scope, Type(_xid(scope), MOOD, "schéma", "mood"))
         declare(book, scope, "a", "b", "naïve", relid=5, table="tàble")
         assert small.used(scope, [5]).relations == book.used(scope, [5]).relations
     assert book.used(A, [5]).versions.keys() == book.used(None, [5]).versions.keys(), (
@@ -138,7 +156,7 @@ def test_a_version_that_was_forgotten_comes_back_equal_with_its_types(book: Rela
 def test_a_types_name_is_written_with_its_schema_unless_it_is_the_systems(
     book: RelationBook, schema: str, name: str
 ) -> None:
-    book.add_type(A, Type(A, MOOD, schema, "mood"))
+    book.add_type(A, Type(_xid(A), MOOD, schema, "mood"))
     declare(book, A, "a")
     declare(book, B, "a")
     assert book.used(A, [1]).relations[1].columns[0].base_type_name == name
@@ -173,13 +191,13 @@ class Naive:
     """The same rules, with everything kept as it came."""
 
     plain: dict[int, tuple[int, RelationVersion]] = field(default_factory=dict)
-    streams: dict[Xid, dict[int, tuple[int, RelationVersion]]] = field(default_factory=dict)
+    streams: dict[PendingMessages, dict[int, tuple[int, RelationVersion]]] = field(default_factory=dict)
 
-    def of(self, scope: Xid | None) -> dict[int, tuple[int, RelationVersion]]:
+    def of(self, scope: PendingMessages | None) -> dict[int, tuple[int, RelationVersion]]:
         return self.plain if scope is None else self.streams.setdefault(scope, {})
 
-    def promote(self, xid: Xid) -> None:
-        for relid, declared in self.streams.pop(xid, {}).items():
+    def promote(self, stream: PendingMessages) -> None:
+        for relid, declared in self.streams.pop(stream, {}).items():
             self.plain[relid] = max(declared, self.plain.get(relid, (0, declared[1])), key=lambda d: d[0])
 
 
@@ -190,13 +208,13 @@ def test_whatever_the_order_each_scope_has_what_was_declared_last_in_it(remember
     book, naive = RelationBook(remembered_columns), Naive()
     content_of: dict[int, RelationVersion] = {}
     for arrival in range(1, 4_000):
-        scope = chosen.choice([None, None, A, B, Xid(702)])
+        scope = chosen.choice([None, None, A, B, C])
         relid, names = chosen.randrange(1, 12), [f"c{i}" for i in range(chosen.randrange(1, 4))]
         act = chosen.random()
         if act < 0.5:
             typed = chosen.random() < 0.3
             if typed:
-                book.add_type(scope, Type(scope, MOOD, "public", "mood"))
+                book.add_type(scope, Type(_xid(scope), MOOD, "public", "mood"))
             message = relation(scope, *names, relid=relid)
             version = book.resolve(message, {MOOD: "public.mood"} if typed else {})
             known = naive.of(scope).get(relid)
