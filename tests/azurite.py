@@ -8,6 +8,7 @@ deltalake finds the newest version of a table: a second commit then fails.
 from __future__ import annotations
 
 import base64
+import datetime
 import email.utils
 import hashlib
 import hmac
@@ -21,6 +22,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from azure.storage.blob import generate_container_sas
 
 _ACCOUNT = "devstoreaccount1"
 # The same in every Azurite, and in its documentation: it opens nothing.
@@ -47,6 +50,29 @@ class Azurite:
             "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port}/{_ACCOUNT}",
             "allow_http": "true",
         }
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    def behind(self, port: int) -> dict[str, str]:
+        """``options``, for whoever asks at another port, where a proxy is."""
+        return {**self.options, "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port}/{_ACCOUNT}"}
+
+    def storage_uri(self, path: str, port: int | None = None) -> str:
+        """As pyarrow wants it. It may not have the key, and so it has a signature, good for an hour.
+
+        The signature is for the container: with one for the account Azurite answers 500 to Put Block From URL, and to a
+        batch of deletes."""
+        signature = generate_container_sas(
+            _ACCOUNT,
+            _CONTAINER,
+            _KEY,
+            permission="racwdl",
+            expiry=datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1),
+        )
+        place = f"127.0.0.1:{port or self._port}/{_CONTAINER}/{path}"
+        return f"abfs://{_ACCOUNT}@{place}?enable_tls=false&{signature}"
 
     def asked(self) -> list[str]:
         """Method and path with query of each request since the last call."""

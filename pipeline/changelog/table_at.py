@@ -218,7 +218,7 @@ class TableAt:
             if facts.n_removals and whole is not None:
                 return whole._folded(spark, found, since, None, None)
         elif self.log_table.is_opaque or spans is not None:
-            facts = self._facts_by_key(spark, since)
+            facts = self.facts_by_key(spark, since)
         if spans is not None and facts is not None:
             if facts.n_preimages and facts.unchanged:
                 spans = None
@@ -236,9 +236,15 @@ class TableAt:
         rows = table.rows(spark, held.files_of_base(table), names, held.wanted(table.schema))
         return rows.filter(held.within())
 
-    def _facts_by_key(self, spark: SparkSession, since: int) -> TailFacts | None:
-        """The tail's facts as a fold needs them, of a frame that has the key alone: the job reads no more."""
-        by_key = replace(self, shape=narrowed(self.shape, ()))
+    @property
+    def by_key(self) -> TableAt:
+        """The same in no column but the key's, beside the contract's. A job over such rows reads no more, in a store,
+        too, where Spark cannot leave out columns by itself."""
+        return replace(self, shape=narrowed(self.shape, ()))
+
+    def facts_by_key(self, spark: SparkSession, since: int) -> TailFacts | None:
+        """The tail's facts as a fold needs them, of a table with a key; None where there is no tail."""
+        by_key = self.by_key
         tail = by_key.tail(spark, since)
         return None if tail is None else tail_facts(tail.frame, by_key.shape)
 

@@ -23,8 +23,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.store_copies import SMALLEST_COPY_BYTES, CopyRefused, StoreCopies
 
-SMALLEST_PART_BYTES: Final = 5 << 20
 LARGEST_PART_BYTES: Final = 5 << 30
 _SCHEMES: Final = ("s3", "s3a")
 _REFUSED: Final = frozenset(
@@ -33,25 +33,19 @@ _REFUSED: Final = frozenset(
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
 
 
-class CopyRefused(Exception):
-    """The store does not let us copy; ``str`` says why. Spark may still read and write."""
-
-
-def can_copy(storage_uri: str, root: Location) -> bool:
-    """Whether both are in one S3 store, and boto3 is there."""
-    is_one_store = _host(_storage_endpoint(storage_uri)) == _host(_endpoint(_options(root)))
-    return may_copy(storage_uri, root) and is_one_store
-
-
-def may_copy(storage_uri: str, root: Location) -> bool:
-    """Whether both are in S3, in one store or two, and boto3 is there."""
-    if urlsplit(storage_uri).scheme.lower() != "s3" or urlsplit(root.uri).scheme not in _SCHEMES:
-        return False
-    return importlib.util.find_spec("boto3") is not None
-
-
-class S3Copies:
+class S3Copies(StoreCopies):
     """Thread-safe, as boto3's clients are."""
+
+    @staticmethod
+    def can_copy(storage_uri: str, root: Location) -> bool:
+        is_one_store = _host(_storage_endpoint(storage_uri)) == _host(_endpoint(_options(root)))
+        return S3Copies.may_copy(storage_uri, root) and is_one_store
+
+    @staticmethod
+    def may_copy(storage_uri: str, root: Location) -> bool:
+        if urlsplit(storage_uri).scheme.lower() != "s3" or urlsplit(root.uri).scheme not in _SCHEMES:
+            return False
+        return importlib.util.find_spec("boto3") is not None
 
     def __init__(self, storage_uri: str, root: Location) -> None:
         import boto3
@@ -81,15 +75,13 @@ class S3Copies:
         )
 
     def copy(self, name: str, start: int, tail: bytes, target: Location) -> None:
-        """The first ``start`` bytes of the segment ``name`` (a key of the storage), and ``tail``, as the object
-        ``target``. Raises CopyRefused, SegmentCorrupt where there is no such segment, StorageFault."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         key = f"{self._prefix}/{name}".lstrip("/")
         parts = urlsplit(target.uri)
         place = {"Bucket": parts.netloc, "Key": parts.path.lstrip("/")}
         try:
-            if start < SMALLEST_PART_BYTES:
+            if start < SMALLEST_COPY_BYTES:
                 self._put(key, start, tail, place)
             else:
                 self._upload(key, start, tail, place)

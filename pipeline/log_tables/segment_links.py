@@ -6,7 +6,8 @@ filled in now, and the table gets a name of its own for the file (``Reach`` says
 - Local storage, local root: the two constants are written into the segment, which is flushed. Then comes a hard link
   in the table's directory. Deleting the segment later takes away its own name only. Where the file system refuses a
   link (another file system, a limit), the file is copied; ``copy_file_range`` shares the blocks where it can.
-- Both in one S3 store: a copy on the server's side, with another end (``s3_copies``). The segment stays as it is.
+- Both in one S3 store, or in one storage account of Azure: a copy on the server's side, with another end
+  (``store_copies``). The segment stays as it is.
 - Anything else: Spark reads the segment and writes the file.
 
 What is at the name is on disk before the name is in the table's log. A fill writes the same values to the same places
@@ -50,11 +51,13 @@ from xidstream.pipeline import parquet
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.log_tables import s3_copies
+from xidstream.pipeline.log_tables.azure_copies import AzureCopies
 from xidstream.pipeline.log_tables.batch_parts import TableParts
 from xidstream.pipeline.log_tables.columns import DELTA, ColumnRules, Placement
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WriteTarget, WrittenFile
+from xidstream.pipeline.log_tables.s3_copies import S3Copies
+from xidstream.pipeline.log_tables.store_copies import CopyRefused, StoreCopies
 from xidstream.pipeline.parquet import Commit, RowFile
 from xidstream.pipeline.settings.local_paths import absolute
 
@@ -64,6 +67,8 @@ LINK_THREADS: Final = 8
 LONGEST_TAIL_BYTES: Final = 8 << 20
 """That the driver fetches from a store and sends back, for one file. A segment of several row groups (a buffer of more
 than half a gigabyte, a rollback in a large segment) may have more, and is the executors' to read and write."""
+
+_STORES: Final[tuple[type[StoreCopies], ...]] = (S3Copies, AzureCopies)
 
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 """The file system can be written to, but gives no second name to this file."""
@@ -97,7 +102,7 @@ class SegmentStorage(Protocol):
 def how_segments_reach(root: Location, storage_uri: str) -> Reach:
     """Tries a link where both are local, and asks no store. ``storage_uri`` is the setting."""
     if not root.is_local:
-        return Reach.SERVER_SIDE_COPY if s3_copies.can_copy(storage_uri, root) else Reach.SPARK
+        return Reach.SERVER_SIDE_COPY if _copies_of(storage_uri, root) else Reach.SPARK
     storage = _local_path(storage_uri)
     if storage is None:
         return Reach.SPARK
@@ -124,7 +129,7 @@ def may_reach(root: Location, storage_uri: str) -> bool:
     """Whether segments may become files of the tables, as far as the two places tell; how is not tried."""
     if root.is_local:
         return _local_path(storage_uri) is not None
-    return s3_copies.may_copy(storage_uri, root)
+    return any(store.may_copy(storage_uri, root) for store in _STORES)
 
 
 class SegmentLinks:
@@ -163,7 +168,7 @@ class SegmentLinks:
         new = [part for part in fitting if part.commit.commit_lsn > target.watermark]
         try:
             given = way.give(new, target)
-        except (s3_copies.CopyRefused, parquet.FillRefused, parquet.FilledOtherwise) as refused:
+        except (CopyRefused, parquet.FillRefused, parquet.FilledOtherwise) as refused:
             warnings.warn(
                 f"segments cannot become files of the tables ({refused}): Spark writes the files",
                 RuntimeWarning,
@@ -187,8 +192,8 @@ class SegmentLinks:
             if self._way is None:
                 if table.is_local and _local_path(storage.uri) is not None:
                     self._way = _LocalLinks(storage)
-                elif s3_copies.can_copy(storage.uri, table):
-                    self._way = _ServerSideCopies(storage, table)
+                elif copies := _copies_of(storage.uri, table):
+                    self._way = _ServerSideCopies(storage, copies(storage.uri, table))
             return self._way
 
 
@@ -269,9 +274,9 @@ class _LocalLinks(_Way):
 
 
 class _ServerSideCopies(_Way):
-    def __init__(self, storage: SegmentStorage, root: Location) -> None:
+    def __init__(self, storage: SegmentStorage, copies: StoreCopies) -> None:
         super().__init__(storage)
-        self._copies = s3_copies.S3Copies(storage.uri, root)
+        self._copies = copies
 
     def takes(self, part: SegmentPart) -> bool:
         return part.segment.file.tail_bytes <= LONGEST_TAIL_BYTES
@@ -281,6 +286,10 @@ class _ServerSideCopies(_Way):
         tail = parquet.bound_tail(bytes(stored), file, commit, name=key)
         reach("segment_filled")
         self._copies.copy(key, file.head_bytes, tail, table.child(path))
+
+
+def _copies_of(storage_uri: str, root: Location) -> type[StoreCopies] | None:
+    return next((store for store in _STORES if store.can_copy(storage_uri, root)), None)
 
 
 def _unnamed(path: str, error: OSError) -> StorageFault:

@@ -253,7 +253,8 @@ class TableRefresher:
         if answer in (Answer.BUILD, Answer.REWRITE) and self._small is not None:
             return self._write_small(answer, self._small)
         if answer is Answer.BUILD:
-            return self._write_all(answer, log.snapshot(self._session), *self._tail(0))
+            texts = log.by_key.snapshot(self._session).frame
+            return self._write_all(answer, log.snapshot(self._session), texts, *self._tail(0))
         if answer is Answer.REWRITE:
             return self._rewrite(tail, facts)
         base.describe(self._about)
@@ -263,8 +264,13 @@ class TableRefresher:
         return self._swap(self._ordered, tail, facts)
 
     def _tail(self, since: int) -> tuple[LogRows | None, TailFacts | None]:
+        """With facts of a job that reads the key alone, where the table has one."""
         tail = self._log.tail(self._session, since)
-        return tail, None if tail is None else tail_facts(tail.frame, self._shape)
+        if tail is None:
+            return None, None
+        if self._shape.key is None:
+            return tail, tail_facts(tail.frame, self._shape)
+        return tail, self._log.facts_by_key(self._session, since)
 
     def _texts(self, file: BaseFile) -> list[str]:
         footer = footer_of(self._base.location, file.path)
@@ -293,14 +299,23 @@ class TableRefresher:
             sum(file.size_bytes for file in self._files),
             sum(file.n_rows for file in self._files),
         )
-        return self._write_all(Answer.REWRITE, LogRows(frame, n_bytes, n_rows), tail, facts)
+        texts = (
+            base_rows(self._session, self._base, self._files, [TEXT_FIELD]) if self._base.has_text else None
+        )
+        return self._write_all(Answer.REWRITE, LogRows(frame, n_bytes, n_rows), texts, tail, facts)
 
     def _write_all(
-        self, answer: Answer, rows: LogRows, tail: LogRows | None, facts: TailFacts | None
+        self,
+        answer: Answer,
+        rows: LogRows,
+        texts: DataFrame | None,
+        tail: LogRows | None,
+        facts: TailFacts | None,
     ) -> TableRefresh:
+        """``texts``: ``rows`` in ``_text`` and few columns more; None where none has a text."""
         n_bytes = rows.n_bytes + (0 if tail is None else tail.n_bytes)
         rewrite.set_shuffle_partitions(self._session, n_bytes)
-        has_text = bool(facts and facts.n_texts) or _has_text(rows.frame)
+        has_text = bool(facts and facts.n_texts) or (texts is not None and _has_text(texts))
         if tail is None:
             folded = base_alone(rows.frame, self._shape)
         else:
@@ -341,7 +356,9 @@ class TableRefresher:
             if tail is None or facts is None:
                 tail, facts = self._tail(self._since)
             assert tail is not None and facts is not None
-            swapped = swap.by_spark(files, tail, facts)
+            by_key = self._log.by_key.tail(self._session, self._since)
+            assert by_key is not None  # it has the files of the tail
+            swapped = swap.by_spark(files, tail, facts, by_key)
         if swapped is None:
             return self._rewrite(tail, facts)
         new = self._new_files(swapped.paths)

@@ -6,7 +6,7 @@ much more. That is nearly every refresh. What is larger, and keys whose equality
 (``pipeline.mirror.rewrite``).
 
 A tail that lacks unchanged values takes them from the base. Then only those files are read for it whose ranges meet the
-tail's.
+tail's, and of these the columns that some change lacks.
 
 Called by ``pipeline.mirror.refresh``, which commits what is written.
 """
@@ -35,6 +35,7 @@ from xidstream.pipeline.mirror.key_ranges import OWN, RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.pieces import footer_of, read_pieces
 from xidstream.pipeline.mirror.plan import BaseFile, Group, NetCounts, jobs, plan_swap
+from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,11 +81,13 @@ class Swap:
         swap = local_swap.LocalSwap(self.base.location, schema, files, net, self._key, self.check)
         return Swapped(swap.write(groups, new_directory()), groups)
 
-    def by_spark(self, files: Sequence[BaseFile], tail: LogRows, facts: TailFacts) -> Swapped | None:
-        """None where a key has a null: write the table as a whole."""
+    def by_spark(
+        self, files: Sequence[BaseFile], tail: LogRows, facts: TailFacts, by_key: LogRows
+    ) -> Swapped | None:
+        """None where a key has a null: write the table as a whole. ``by_key``: the tail in its key alone."""
         session = self.session()
         rewrite.set_shuffle_partitions(session, tail.n_bytes)
-        base = base_rows(session, self.base, self._with_values(files, tail, facts))
+        base = self._base_values(self._with_values(files, facts, by_key), facts)
         rows = net_changes(base, tail.frame, self.shape, facts)
         with self._written(rows, self._net_schema) as net:
             types = {field.name: field.type for field in self.base.fields}
@@ -108,12 +111,32 @@ class Swap:
 
     # -- net rows --------------------------------------------------------------------------------------
 
-    def _with_values(self, files: Sequence[BaseFile], tail: LogRows, facts: TailFacts) -> list[BaseFile]:
+    def _with_values(
+        self, files: Sequence[BaseFile], facts: TailFacts, by_key: LogRows
+    ) -> Sequence[BaseFile]:
         """The files that may have a value which the tail lacks."""
         if not facts.unchanged:
             return []
-        bounds = rewrite.bounds_of(tail.frame, self.ranged)
+        bounds = rewrite.bounds_of(by_key.frame, self.ranged)
         return [file for file in files if bounds is None or file.range is None or file.range.meets(bounds)]
+
+    def _base_values(self, files: Sequence[BaseFile], facts: TailFacts) -> DataFrame:
+        """The rows of these files as ``net_changes`` wants them: null in columns that no change of the tail lacks,
+        which are not read."""
+        from pyspark.sql import functions
+
+        asked = {*facts.unchanged, *(self.shape.key or ()), TEXT_FIELD.name}
+        whole = self.base.fields if self.base.has_text else [*self.base.fields, TEXT_FIELD]
+        rows = base_rows(self.session(), self.base, files, [field for field in whole if field.name in asked])
+        types = {field.name: field.dataType for field in spark_schema(pa.schema(list(whole))).fields}
+        return rows.select(
+            *(
+                functions.col(quoted(field.name))
+                if field.name in asked
+                else functions.lit(None).cast(types[field.name]).alias(field.name)
+                for field in whole
+            )
+        )
 
     @contextmanager
     def _written(self, net: DataFrame, schema: pa.Schema) -> Iterator[_Net]:

@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.s3_server import CountedS3, counted_s3, n_bytes_of
 from tests.spark.change_log_maker import DATE, INT8, TEXT, LogMaker, as_rows, keyed
 from tests.spark.test_change_log import found
 from xidstream import ChangeLog, Mirror
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.mirror import refresh
 from xidstream.pipeline.mirror.base_tables import BaseTables
+from xidstream.pipeline.mirror.refresh import Answer
 from xidstream.pipeline.schema.rows import UPDATE_POSTIMAGE, UPDATE_PREIMAGE
 
 pytestmark = pytest.mark.spark
@@ -142,6 +145,54 @@ def test_two_of_thirty_columns_cost_a_tenth_of_the_bytes_with_a_base_table_too(
         # Of the snapshot or base four; of the tail's file, three reads: its facts, its keys and its rows.
         assert n_requests <= 22
         Mirror(str(log.path), storage_options=log.storage_options).refresh(spark)
+
+
+def test_a_refresh_by_spark_reads_the_wide_columns_of_a_tail_once(
+    log: LogMaker, s3: CountedS3, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside its rows a tail has facts, and the bounds of its keys, where it lacks values: of the key alone. And of the
+    base only the column that a change lacks is read for it."""
+
+    def row(i: int) -> dict[str, Any]:
+        return {"id": i, **{f"c{c}": secrets.token_hex(60) for c in range(1, N_WIDE)}}
+
+    log.snapshot(WIDE, [row(i) for i in range(600)])
+    monkeypatch.setattr(refresh, "small_table", lambda *whatever: None)
+    monkeypatch.setattr(refresh, "net_of", lambda *whatever: None)
+    mirror = Mirror(str(log.path), storage_options=log.storage_options)
+
+    def size_of(table: str, begin: str) -> int:
+        """The bytes of the largest such file."""
+        added = DeltaTable(f"{log.path}/{table}", storage_options=log.storage_options).get_add_actions()
+        files = zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True)
+        return max(size for path, size in files if path.startswith(begin))
+
+    def cost(answer: Answer) -> tuple[int, int]:
+        """The bytes of the log's files, and of the base's, that were read."""
+        s3.asked()
+        refreshed = mirror.refresh(spark)
+        assert refreshed is not None and [each.answer for each in refreshed.tables] == [answer]
+        asked = s3.asked(".parquet")
+        of_base = [each for each in asked if "/current/" in each.what]
+        of_log = [each for each in asked if each not in of_base and "/public.wide/" in each.what]
+        return n_bytes_of(of_log), n_bytes_of(of_base)
+
+    log.insert(WIDE, row(600))
+    of_log, _ = cost(Answer.BUILD)
+    assert of_log < 1.2 * size_of("public.wide", "snapshot-"), "it was twice as much"
+    for i in range(300):
+        kept = log.tables["public.wide"][i]["c7"]
+        log.tables["public.wide"][i] = {**row(i), "c7": kept}
+    sent = [{**held, "c7": None, "_unchanged": ["c7"]} for held in log.tables["public.wide"][:300]]
+    log.commit((WIDE, [{**each, "_change": UPDATE_POSTIMAGE} for each in sent]))
+    n_tail, of_one = size_of("public.wide", "data-"), size_of("current/public.wide", "refresh-")
+    of_log, of_base = cost(Answer.SWAP)
+    # The keys of rows that lack a value are found by their history, so the tail is read for them once more. It was four
+    # times. The base's file is copied, and the net rows are read.
+    assert of_log < 2.5 * n_tail
+    assert of_base < 2 * of_one
+    state = opened(log).as_of(spark)
+    assert as_rows(found(state["public.wide"])) == log.states[log.lsn]["public.wide"]
 
 
 def within(rows: list[Any], keys: dict[str, tuple[Any, Any]]) -> list[Any]:

@@ -30,7 +30,6 @@ from tests.unit.mirror.test_on_s3 import (
 from xidstream.pipeline.changelog.manifest import current, read_lines
 from xidstream.pipeline.errors import Superseded
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.segment_links import may_reach
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.refresh import Answer
 from xidstream.pipeline.mirror.vacuum import vacuum
@@ -139,7 +138,3 @@ def test_a_vacuum_takes_what_no_named_version_needs(root: Location, monkeypatch:
     assert len(files_below(root)) == len(table_of(root).file_uris())
     assert [line.lsn for line in read_lines(root)] == [40]
     mirror.refresh(50)
-
-
-def test_segments_do_not_become_files_of_tables(root: Location) -> None:
-    assert not may_reach(root, root.uri)
