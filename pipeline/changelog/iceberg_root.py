@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from xidstream.pipeline.changelog.base_stores import BaseStore
 from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
@@ -42,6 +43,9 @@ class IcebergRoot:
     @property
     def name(self) -> str:
         return self._tables.root
+
+    def bases(self, *, makes: bool = False) -> BaseStore | None:
+        return None
 
     def title(self, label: str) -> str:
         return self._tables.title(label)

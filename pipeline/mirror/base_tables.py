@@ -36,9 +36,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from xidstream.pipeline.changelog.base_stores import BaseStore
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.generations import TableGeneration, generation_at
-from xidstream.pipeline.changelog.log_root import DeltaRoot, root_of
-from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current, has_commit
+from xidstream.pipeline.changelog.log_root import DeltaRoot, LogRoot, root_of
+from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter
 from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.delta.kept_tables import KeptTables
@@ -49,8 +51,6 @@ from xidstream.pipeline.errors import (
     Unsupported,
 )
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.mirror import rewrite
@@ -113,6 +113,8 @@ class BaseTables:
             )
         self._root = root.delta_location
         self._kept = KeptTables()
+        self._stored: LogRoot = DeltaRoot(self._root, self._kept)
+        self._bases = DeltaBases(self._root, self._kept)
         self._seen: SlotLog | None = None
         self._slot = slot
         self._file_bytes = file_bytes
@@ -202,7 +204,7 @@ class BaseTables:
             self._busy.release()
 
     def _log(self) -> SlotLog:
-        return SlotLog(DeltaRoot(self._root, self._kept), self._slot)
+        return SlotLog(self._stored, self._slot)
 
     def _forget(self) -> None:
         self._kept.forget()
@@ -210,7 +212,7 @@ class BaseTables:
 
     def _claimed(self, log: SlotLog) -> ManifestWriter:
         if self._manifest is None:
-            manifest = ManifestWriter(self._root, log.application_id, self._kept)
+            manifest = ManifestWriter(self._bases, log.application_id)
             manifest.claim()
             self._manifest = manifest
         return self._manifest
@@ -232,13 +234,13 @@ class BaseTables:
         lines = {line.table: line for line in manifest.newest()}
         marks = MirrorMarks(log.application_id, manifest.owner)
         generations = log.generations()
-        kept = {line.table: line for line in _untouched(self._root, log, generations, lines.values(), lsn)}
+        kept = {line.table: line for line in _untouched(self._bases, log, generations, lines.values(), lsn)}
         tables, left_out = _tables_at(log, lsn, generations, kept)
         done: list[tuple[TableAt, TableRefresh]] = []
 
         def refresher(table: TableAt) -> TableRefresher:
             line = lines.get(table.shape.table)
-            return TableRefresher(self._root, marks, table, line, self._file_bytes, check, self._kept)
+            return TableRefresher(self._bases, marks, table, line, self._file_bytes, check, self._kept)
 
         for_spark = []
         with ThreadPoolExecutor(THREADS, thread_name_prefix="xidstream-mirror-table") as threads:
@@ -288,9 +290,8 @@ class BaseTables:
         for label, reason in left_out.items():
             name = labelled_table(label)
             assert name is not None, label
-            location = current(self._root).child(locations.encode_table(*name))
             with suppress(Unsupported):  # what another tool did to it is the reason, and told
-                if (base := BaseTable.open(location, label, marks)) is not None:
+                if (base := BaseTable.open(self._bases, self._bases.key_of(*name), label, marks)) is not None:
                     base.leave_out(reason)
 
 
@@ -319,7 +320,7 @@ def _check_of(is_given_up: Callable[[], bool], message: str) -> Callable[[], Non
 
 
 def _untouched(
-    root: Location,
+    bases: BaseStore,
     log: SlotLog,
     generations: Generations,
     lines: Iterable[ManifestLine],
@@ -338,8 +339,7 @@ def _untouched(
         with suppress(PreconditionMissing):
             generation = generation_at(line.table, generations.get(line.table, []), lsn)
             is_same = (generation.number, int(generation.bounds.place)) == (line.generation, line.place)
-            location = current(root).child(line.directory)
-            if is_same and not has_commit(location, line.version + 1):
+            if is_same and bases.is_newest(line.directory, line.version):
                 yield line
 
 

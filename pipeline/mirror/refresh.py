@@ -38,9 +38,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from xidstream.pipeline.changelog.base_stores import BaseStore
 from xidstream.pipeline.changelog.fold import base_alone, fold
 from xidstream.pipeline.changelog.log_table import DeltaLogTable, LogFile
-from xidstream.pipeline.changelog.manifest import ManifestLine, current
+from xidstream.pipeline.changelog.manifest import ManifestLine
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.small_fold import SmallTable, small_table
 from xidstream.pipeline.changelog.table_at import LogRows, TableAt
@@ -50,7 +51,6 @@ from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.file_rows import in_schema
-from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.table_metadata import TYPES
 from xidstream.pipeline.mirror import rewrite
@@ -93,7 +93,8 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True)
 class TableRefresh:
-    """What was done with one table. ``version`` is Delta's. Bytes and files are those of the new and removed ones."""
+    """What was done with one table. ``version``: of the base table. Bytes and files are those of the new and removed
+    ones."""
 
     table: str
     answer: Answer
@@ -148,7 +149,7 @@ class TableRefresher:
 
     def __init__(
         self,
-        root: Location,
+        bases: BaseStore,
         marks: MirrorMarks,
         log: TableAt,
         line: ManifestLine | None,
@@ -174,9 +175,9 @@ class TableRefresher:
             raise Unsupported(
                 f"table {self._label}: Spark cannot write a column with ${{ in its name; `ChangeLog.as_of` reads it"
             )
-        location = current(root).child(directory_of(log))
         about = about_base(self._label, log.shape.key, self._key, types_of(log))
-        self._base = BaseTable.open_or_create(location, self._label, self._fields, about, marks, kept)
+        key = directory_of(log)
+        self._base = BaseTable.open_or_create(bases, key, self._label, self._fields, about, marks)
         if self._base.lsn > lsn:
             raise SnapshotOutdated(self._label)  # A refresh that went further: look at the log again.
         self._about = about
@@ -276,7 +277,7 @@ class TableRefresher:
         reach("writing_base")
         rows = small.rows
         fields = [*self._fields, TEXT_FIELD] if TEXT_FIELD.name in rows.column_names else self._fields
-        schema = pa.schema(fields)
+        schema = self._base.file_schema(fields)
         n_files = n_files_for(small.n_bytes, self._file_bytes)
         n_rows = -(-rows.num_rows // n_files)
         directory, paths = new_directory(), list[str]()
@@ -315,7 +316,7 @@ class TableRefresher:
             rewrite.cut(folded, self._key.ahead_in(self._shape.key or ()), n_files),
             self._base.location,
             directory,
-            pa.schema(fields),
+            self._base.file_schema(fields),
         )
         return self._replace_all(answer, paths, fields)
 

@@ -49,8 +49,8 @@ from typing import Final
 
 from deltalake import DeltaTable
 
-from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, check_owner, current
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.changelog.delta_bases import DeltaBase, DeltaBases, current
+from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, check_owner
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.attempt_files import Below, store_of
@@ -100,12 +100,12 @@ def vacuum(
     for directory in _directories(root):
         check()
         location = current(root).child(directory)
-        if directory not in named and _is_gone(location, application_id, manifest, before):
+        if directory not in named and _is_gone(root, directory, application_id, manifest, before):
             manifest.check()
             if location.is_local:
                 vacuumed += _remove(location)
                 continue
-            _empty(location, application_id, manifest)
+            _empty(root, directory, application_id, manifest)
         vacuumed += _vacuum_table(
             location, application_id, manifest, named.get(directory, set()), grace, check
         )
@@ -137,12 +137,12 @@ class _Believed:
 
 
 def _is_gone(
-    location: Location, application_id: str, manifest: ManifestWriter, before: datetime.datetime
+    root: Location, directory: str, application_id: str, manifest: ManifestWriter, before: datetime.datetime
 ) -> bool:
     """Whether it is a base table of this slot that was left out before then. No line of the manifest names it."""
     marks = MirrorMarks(application_id, manifest.owner)
     try:
-        base = BaseTable.open(location, _directory(location), marks)
+        base = BaseTable.open(DeltaBases(root), directory, directory, marks)
     except Unsupported:
         return False  # another tool has written to it: somebody's work
     return base is not None and base.left_out_since is not None and base.left_out_since < before
@@ -159,8 +159,9 @@ def _remove(location: Location) -> Vacuumed:
     return Vacuumed(len(folder.files), sum(status.n_bytes for status in folder.files.values()))
 
 
-def _empty(location: Location, application_id: str, manifest: ManifestWriter) -> None:
-    base = BaseTable.open(location, _directory(location), MirrorMarks(application_id, manifest.owner))
+def _empty(root: Location, directory: str, application_id: str, manifest: ManifestWriter) -> None:
+    marks = MirrorMarks(application_id, manifest.owner)
+    base = BaseTable.open(DeltaBases(root), directory, directory, marks)
     if base is not None and base.lsn != NOTHING:
         base.empty()
 
@@ -191,7 +192,7 @@ def _vacuum_table(
 ) -> Vacuumed:
     """The steps are in the order that the module's head gives reasons for."""
     folder = TableFolder.listed(location)
-    writer = DeltaTableWriter.open(location, _directory(location))
+    writer = DeltaBase.open(location, _directory(location))
     if writer is None or writer.watermark(f"mirror/{application_id}") == NOTHING:
         return Vacuumed()
     check_owner(writer, application_id, manifest.owner)

@@ -40,6 +40,7 @@ PLACES = {
     "pipeline/commits/sequencer_stats.py": LAG,
     "pipeline/delta/delta_table.py": STAMP,
     "pipeline/log_tables/watched_clock.py": BELIEVED,
+    "pipeline/changelog/delta_bases.py": STAMP,
     "pipeline/mirror/base_table.py": STAMP,
     "pipeline/mirror/base_tables.py": STAMP,
     "pipeline/mirror/vacuum.py": BELIEVED,

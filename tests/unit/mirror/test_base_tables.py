@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.manifest import ManifestWriter
 from xidstream.pipeline.errors import ComponentLost, StorageFault, Superseded
 from xidstream.pipeline.log_tables.locations import Location
@@ -81,6 +82,6 @@ def test_a_vacuum_in_which_an_earlier_mirror_commits_begins_again(
 
 def test_a_vacuum_of_a_mirror_that_was_overtaken_says_so(tables: BaseTables, tmp_path: Path) -> None:
     assert tables.vacuum(60) == Vacuumed() and tables.owner == 1
-    ManifestWriter(Location.parse(str(tmp_path)), SLOT).claim()
+    ManifestWriter(DeltaBases(Location.parse(str(tmp_path))), SLOT).claim()
     with pytest.raises(Superseded, match="another mirror of slot orders has taken over"):
         tables.vacuum(60)

@@ -24,8 +24,9 @@ from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, StorageFault, Superseded
 from xidstream.pipeline.exchange import Tenure
-from xidstream.pipeline.iceberg import iceberg_table, upkeep
+from xidstream.pipeline.iceberg import expiring, upkeep
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
@@ -286,14 +287,14 @@ def test_a_cut_whose_answer_was_lost_may_be_made_later_and_has_the_files_of_its_
 ) -> None:
     made = filled_log(root, again=False)
     sent: list[Callable[[], None]] = []
-    real = iceberg_table.IcebergTable._send
+    real = IcebergTable._send
 
     def send(table: Any, transaction: Any) -> None:
         sent.append(lambda: real(table, transaction))
         raise StorageFault("the catalog has not answered in time")
 
     with monkeypatch.context() as slow:
-        slow.setattr(iceberg_table.IcebergTable, "_send", send)
+        slow.setattr(IcebergTable, "_send", send)
         with pytest.raises(StorageFault):
             made.shorten("5h", folds=True)
     (commit,) = sent
@@ -305,8 +306,8 @@ def test_a_cut_whose_answer_was_lost_may_be_made_later_and_has_the_files_of_its_
 def test_the_upkeep_has_the_logs_cut_when_files_of_transactions_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_table, "EXPIRES_EVERY", 2)
-    monkeypatch.setattr(iceberg_table, "KEPT_SNAPSHOTS", 2)
+    monkeypatch.setattr(expiring, "EXPIRES_EVERY", 2)
+    monkeypatch.setattr(expiring, "KEPT_SNAPSHOTS", 2)
     monkeypatch.setattr(upkeep, "SWEEP_COMMITS", 1)
     calls: list[int] = []
 
