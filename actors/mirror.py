@@ -271,10 +271,9 @@ def loop_of(
     tell: Callable[[str], None],
     beside: str = "",
 ) -> MirrorLoop:
-    """By the settings of a command, or of the run ``beside``, a slot's name. Its sink is ``delta:URI``."""
+    """By the settings of a command, or of the run ``beside``, a slot's name. Its sink has base tables."""
     catalog = CatalogName.parse(config.mirror_catalog)
-    uri = config.sink.partition(":")[2]
-    tables = BaseTables(uri, config.slot or None, config.mirror_file_bytes, catalog=catalog)
+    tables = BaseTables(config.sink, config.slot or None, config.mirror_file_bytes, catalog=catalog)
     vacuum_s = duration_s(config.mirror_retention, "mirror_retention") if config.mirror_vacuum else None
     group, about = _JOBS
     return MirrorLoop(

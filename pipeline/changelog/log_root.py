@@ -40,8 +40,8 @@ class LogRoot(Protocol):
     @property
     def delta_location(self) -> Location | None: ...
 
-    def bases(self, *, makes: bool = False) -> BaseStore | None:
-        """Where its base tables are; None for a format that has none. ``makes``: whoever only looks makes nothing."""
+    def bases(self, *, makes: bool = False) -> BaseStore:
+        """Where its base tables are. ``makes``: whoever only looks makes nothing."""
         ...
 
     def title(self, label: str) -> str:

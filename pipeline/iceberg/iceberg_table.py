@@ -60,6 +60,7 @@ from xidstream.pipeline.iceberg.durable_io import written
 from xidstream.pipeline.iceberg.expiring import line_of, old_snapshots
 from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
 from xidstream.pipeline.iceberg.staged_commits import (
+    MANIFEST_BYTES,
     KnownTransaction,
     StagedCommit,
     data_file,
@@ -93,9 +94,6 @@ COLUMNS: Final = "xidstream.columns"
 MERGED: Final = "xidstream.merged"
 """In the summary of a snapshot that replaces small files, and does nothing else."""
 COMMENT: Final = "comment"
-MANIFEST_BYTES: Final = 1 << 20
-"""A merge writes each manifest below this size anew, with some thousand files in it. Iceberg's own 8 MiB would be
-seconds of CPU in one commit of ours."""
 ATTEMPTS: Final = 8
 """Commits after others that were harmless. A compaction is one commit; who commits all the time is no compaction."""
 _FIRST: Final = 1

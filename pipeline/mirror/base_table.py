@@ -137,6 +137,11 @@ class BaseTable:
         return NOTHING if is_empty or not self._writer.is_as_made else found
 
     @property
+    def is_as_made(self) -> bool:
+        """Whether its files tell its rows by themselves."""
+        return self._writer.is_as_made
+
+    @property
     def place(self) -> int:
         """The place of the snapshot that it comes from."""
         return self._writer.watermark(self._marks.place_id)

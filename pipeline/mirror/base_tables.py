@@ -37,7 +37,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from xidstream.pipeline.changelog.base_stores import BaseStore
-from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.generations import TableGeneration, generation_at
 from xidstream.pipeline.changelog.log_root import DeltaRoot, LogRoot, root_of
 from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter
@@ -46,6 +45,7 @@ from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.delta.kept_tables import KeptTables
 from xidstream.pipeline.errors import (
     ComponentLost,
+    ConfigError,
     PreconditionMissing,
     StorageFault,
     Unsupported,
@@ -59,7 +59,7 @@ from xidstream.pipeline.mirror.catalog import Registered, Registration
 from xidstream.pipeline.mirror.pieces import THREADS
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresh, TableRefresher, directory_of
 from xidstream.pipeline.mirror.table_folder import Vacuumed
-from xidstream.pipeline.mirror.vacuum import vacuum
+from xidstream.pipeline.mirror.vacuum import DeltaTables, VacuumedTables, vacuum_tables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import labelled_table, table_label
 from xidstream.pipeline.settings.catalog_names import CatalogName
@@ -105,16 +105,12 @@ class BaseTables:
         storage_options: Mapping[str, str] | None = None,
         catalog: CatalogName | None = None,
     ) -> None:
-        root = root_of(uri, storage_options)
-        if root.delta_location is None:
-            raise Unsupported(
-                f"base tables are made from the change log of a Delta sink, not from {root.name}",
-                remedy="read states of this log with ChangeLog.as_of, or give the sink delta:URI",
-            )
-        self._root = root.delta_location
         self._kept = KeptTables()
-        self._stored: LogRoot = DeltaRoot(self._root, self._kept)
-        self._bases = DeltaBases(self._root, self._kept)
+        self._stored: LogRoot = root_of(uri, storage_options)
+        self._root = self._stored.delta_location
+        if self._root is not None:
+            self._stored = DeltaRoot(self._root, self._kept)
+        self._bases = self._stored.bases(makes=True)
         self._seen: SlotLog | None = None
         self._slot = slot
         self._file_bytes = file_bytes
@@ -126,6 +122,11 @@ class BaseTables:
         self._facts: dict[str, BaseFacts] = {}
         self._registration: Registration | None = None
         if catalog is not None:
+            if self._root is None:
+                raise ConfigError(
+                    f"mirror_catalog is for Delta tables: base tables of {self._stored.name} are in its catalog",
+                    remedy="leave mirror_catalog out",
+                )
             from xidstream.pipeline.mirror.glue_catalog import GlueCatalog
 
             self._registration = Registration(self._root, GlueCatalog(catalog, self._root))
@@ -169,7 +170,8 @@ class BaseTables:
                 manifest = self._claimed(log)
                 for _ in range(ATTEMPTS):
                     try:
-                        return vacuum(self._root, log.application_id, manifest, retention, check, self._ages)
+                        tables = self._vacuumed(log.application_id)
+                        return vacuum_tables(tables, manifest, retention, check, self._ages)
                     except SnapshotOutdated:
                         self._forget()
         except Exception as error:
@@ -206,8 +208,19 @@ class BaseTables:
     def _log(self) -> SlotLog:
         return SlotLog(self._stored, self._slot)
 
+    def _vacuumed(self, application_id: str) -> VacuumedTables:
+        if self._root is not None:
+            return DeltaTables(self._root, application_id)
+        # It imports pyiceberg, which may not be there.
+        from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
+        from xidstream.pipeline.mirror.iceberg_vacuum import IcebergVacuumedTables
+
+        assert isinstance(self._bases, IcebergBases), "the log has Delta tables, or Iceberg tables"
+        return IcebergVacuumedTables(self._bases, application_id)
+
     def _forget(self) -> None:
         self._kept.forget()
+        self._bases.forget()
         self._seen = None
 
     def _claimed(self, log: SlotLog) -> ManifestWriter:
@@ -267,7 +280,7 @@ class BaseTables:
                     except Unsupported as error:
                         left_out[table.shape.table] = error.message
         self._mark(left_out, marks)
-        named = _lines(log.application_id, lsn, done, kept.values())
+        named = _lines(self._bases, log.application_id, lsn, done, kept.values())
         if named:
             reach("committing_manifest")
             manifest.append(named, n_erasures)
@@ -360,6 +373,7 @@ def _tables_at(
 
 
 def _lines(
+    bases: BaseStore,
     application_id: str,
     lsn: int,
     done: Sequence[tuple[TableAt, TableRefresh]],
@@ -372,7 +386,7 @@ def _lines(
             lsn,
             now,
             table.shape.table,
-            directory_of(table),
+            directory_of(bases, table),
             table.generation.number,
             int(table.generation.bounds.place),
             refreshed.version,

@@ -75,6 +75,7 @@ from xidstream.pipeline.mirror.plan import (
 )
 from xidstream.pipeline.mirror.swap import Swap, base_rows, new_directory
 from xidstream.pipeline.mirror.tail_rows import net_of
+from xidstream.pipeline.pg_rules import labelled_table
 from xidstream.pipeline.spark.parquet_frames import is_read_as_named
 from xidstream.pipeline.spark.spark_schemas import arrow_type, quoted, spark_schema
 
@@ -176,7 +177,7 @@ class TableRefresher:
                 f"table {self._label}: Spark cannot write a column with ${{ in its name; `ChangeLog.as_of` reads it"
             )
         about = about_base(self._label, log.shape.key, self._key, types_of(log))
-        key = directory_of(log)
+        key = directory_of(bases, log)
         self._base = BaseTable.open_or_create(bases, key, self._label, self._fields, about, marks)
         if self._base.lsn > lsn:
             raise SnapshotOutdated(self._label)  # A refresh that went further: look at the log again.
@@ -253,6 +254,12 @@ class TableRefresher:
         )
         if answer in (Answer.BUILD, Answer.REWRITE) and self._small is not None:
             return self._write_small(answer, self._small)
+        if answer is Answer.BUILD and log.contained_upto < log.cut and not base.is_as_made:
+            raise Unsupported(
+                f"the base table of {self._label} was changed by another program, and the log that it could be built "
+                "from anew was shortened",
+                remedy=f"take a new snapshot: `xidstream snapshot request --table {self._label}`",
+            )
         if answer is Answer.BUILD:
             return self._write_all(answer, log.snapshot(self._session), *self._tail(0))
         if answer is Answer.REWRITE:
@@ -358,6 +365,8 @@ class TableRefresher:
         """Raise SnapshotOutdated where keys were erased from the log since it was opened. What comes after this look,
         the base table's own commit tells (``erased_base``)."""
         opened = self._log.log_table
+        if not isinstance(opened, DeltaLogTable):
+            return  # `xidstream erase` is for Delta alone
         before = opened.watermark(ERASURES)  # asked first: the look moves the handle on
         if DeltaLogTable(opened.location, kept=self._kept).watermark(ERASURES) != before:
             raise SnapshotOutdated(self._label)
@@ -374,9 +383,11 @@ class TableRefresher:
         return TableRefresh(self._label, answer, base.version, len(new), n_bytes, n_removed, base.facts)
 
 
-def directory_of(log: TableAt) -> str:
-    """The directory of the base table below ``current``. It is named as that of the log's table below the root."""
-    return log.log_table.location.uri.rpartition("/")[2]
+def directory_of(bases: BaseStore, log: TableAt) -> str:
+    """What the manifest calls the base table. It is named as the log's table is."""
+    name = labelled_table(log.shape.table)
+    assert name is not None, log.shape.table
+    return bases.key_of(*name)
 
 
 def types_of(log: TableAt) -> dict[str, str]:

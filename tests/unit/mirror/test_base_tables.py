@@ -43,7 +43,7 @@ def test_a_vacuum_waits_for_the_refresh_in_hand(tables: BaseTables, monkeypatch:
         return Vacuumed()
 
     monkeypatch.setattr(tables, "_refresh", refresh)
-    monkeypatch.setattr(base_tables, "vacuum", vacuum)
+    monkeypatch.setattr(base_tables, "vacuum_tables", vacuum)
     monkeypatch.setattr(base_tables.rewrite, "mirror_session", lambda spark: spark)
     context = SimpleNamespace(getLocalProperty=lambda name: None, setLocalProperty=lambda name, value: None)
     spark: Any = SimpleNamespace(sparkContext=context)
@@ -73,7 +73,7 @@ def test_a_vacuum_in_which_an_earlier_mirror_commits_begins_again(
             raise outcome
         return outcome
 
-    monkeypatch.setattr(base_tables, "vacuum", vacuum)
+    monkeypatch.setattr(base_tables, "vacuum_tables", vacuum)
     assert tables.vacuum(60) == Vacuumed(3, 4)
     outcomes[:] = [SnapshotOutdated("public.a")] * ATTEMPTS
     with pytest.raises(StorageFault, match="changed by others"):

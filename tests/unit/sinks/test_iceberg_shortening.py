@@ -36,6 +36,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
+from xidstream.pipeline.mirror.base_tables import BaseTables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.settings.log_retention import LogRetention
@@ -361,3 +362,29 @@ def test_the_sink_has_its_log_cut_by_its_retention_and_tells_what_is_left(
             assert (part.error, part.n_tables, part.n_cut_tables) == (None, 2, 0)
         finally:
             sink.close()
+
+
+def test_base_goes_as_far_as_the_oldest_base_table_and_the_mirror_goes_on(root: Location) -> None:
+    made = IcebergLog(root)
+    made.snapshot(1, 51, 40, truth(0))
+    mirror = BaseTables(f"iceberg:{made.place.argument}", None, 1 << 20)
+    for first in (100, 500, 900):
+        for lsn in range(first, first + 400, 100):
+            made.commit(lsn)
+        made.prove(first + 300)
+        if first > 100:
+            assert mirror.refresh(no_session) is not None
+    made.shorten("base")
+    assert made.log.cut_lsn(TABLE) == 800 == made.log.oldest_lsn(TABLE) and min(made.lsns()) == 900
+    at = made.log.table_at(TABLE, Lsn(900))
+    base = at.find_base()
+    assert base is not None and base.lsn == 800 and at.tail_files(base.lsn)
+    with pytest.raises(PreconditionMissing, match="shortened"):
+        at.snapshot_files()
+    made.commit(1300)
+    made.prove(1300)
+    assert mirror.refresh(no_session) is not None, "it needs nothing of what is gone"
+
+
+def no_session() -> Any:
+    raise AssertionError("nothing here is for Spark")
