@@ -44,7 +44,9 @@ class Mirror:
     """Base tables of the change log below ``uri``: plain Delta tables that any engine reads, at one LSN.
 
     ``slot`` is needed where several slots write below ``uri``. ``storage_options`` are deltalake's. The tables are
-    below ``uri/current``, and ``uri/current/_manifest`` names the versions that belong together (docs/mirror.md).
+    below ``uri/current``, and ``uri/current/_manifest`` names the versions that belong together (docs/mirror.md). Of a
+    log in Iceberg tables, ``iceberg:CATALOG/namespace``, they are Iceberg tables in ``namespace_current``
+    (docs/iceberg.md).
     ``catalog``, such as ``glue:shop``, gets an entry for each. What goes wrong there is a warning (RuntimeWarning).
     """
 

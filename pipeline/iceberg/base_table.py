@@ -334,19 +334,19 @@ def newest_until(table: Table, modified_s: Mapping[str, float]) -> dict[int, flo
     return {each.snapshot_id: s for each, s in zip(snapshots[:-1], came_s[1:], strict=True)}
 
 
-def reachable(table: Table) -> set[str]:
-    """All files below the table's location that its metadata name: data, manifests, lists of these, and metadata."""
+def reachable(table: Table) -> tuple[set[str], set[str]]:
+    """The files below the table's location that its metadata name: what its snapshots are read from, and the metadata
+    themselves, of which another writer may be removing old ones."""
     metadata, io = table.metadata, table.io
     manifests = {m.manifest_path: m for each in metadata.snapshots for m in each.manifests(io)}
-    found = {*manifests, table.metadata_location}
-    found |= {each.manifest_list for each in metadata.snapshots}
-    found |= {each.metadata_file for each in metadata.metadata_log}
-    found |= {each.statistics_path for each in metadata.statistics}
-    found |= {each.statistics_path for each in metadata.partition_statistics}
+    read = {*manifests, *(each.manifest_list for each in metadata.snapshots)}
     for manifest in manifests.values():
-        found |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)}
+        read |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)}
+    others = {table.metadata_location, *(each.metadata_file for each in metadata.metadata_log)}
+    others |= {each.statistics_path for each in (*metadata.statistics, *metadata.partition_statistics)}
     base = f"{bare(table.location()).rstrip('/')}/"
-    return {bare(path).removeprefix(base) for path in found if bare(path).startswith(base)}
+    below, beside = ({_below(table, p) for p in some if bare(p).startswith(base)} for some in (read, others))
+    return below, beside
 
 
 def _below(table: Table, path: str) -> str:

@@ -91,8 +91,10 @@ def _cleaned(
     recent = {id_ for id_, until_s in newest_until(table.loaded, modified_s).items() if until_s > before_s}
     check_owner_again()
     table.expire(named | recent)
-    needed = {f"{listed.location.uri}/{path}" for path in reachable(table.loaded)}
+    read, metadata = reachable(table.loaded)
+    needed = {f"{listed.location.uri}/{path}" for path in read}
     listed.check_for(needed)
+    needed |= {f"{listed.location.uri}/{path}" for path in metadata}
     unneeded = listed.unneeded(needed, age.total_seconds())
     check_owner_again()
     return unneeded.remove(check)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.spark.change_log_maker import as_rows
+from tests.spark.change_log_maker import INT2, INT8, TEXT, as_rows, keyed
 from tests.spark.support import IDENTITY
 from tests.spark.test_change_log import found
-from tests.spark.test_iceberg_change_log import Twins
+from tests.spark.test_iceberg_change_log import ORDERS, WIDER, Twins
 from tests.spark.test_mirror import LOOSE, PAIRS, SMALL_FILES, WAYS, A, filled
 from xidstream.actors.mirror import Mirror
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
@@ -24,6 +24,8 @@ from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.mirror.refresh import Answer
 
 pytestmark = pytest.mark.spark
+
+OTHER = keyed("orders", {"id": INT8, "small": INT2, "n": TEXT, "note": TEXT, "more": TEXT}, "id", relid=1)
 
 
 @pytest.fixture
@@ -52,6 +54,38 @@ def read(twins: Twins, line: ManifestLine) -> list[Any]:
 def assert_named_moments_are_right(twins: Twins) -> None:
     for line in lines_of(twins):
         assert read(twins, line) == twins.states[line.lsn][line.table], line
+
+
+def test_changes_of_columns_that_need_spark_are_as_in_delta_tables(twins: Twins, spark: Any) -> None:
+    """A column that was widened in place, one that the log holds in two columns, one that a user has renamed there."""
+    twins.snapshot(ORDERS, [{"id": i, "small": i, "n": i, "note": str(i)} for i in range(200)])
+    twins.insert(ORDERS, {"id": 1_000, "small": 1, "n": 2, "note": "x"})
+    iceberg, delta = Mirror(f"iceberg:{twins.iceberg}"), Mirror(str(twins.path))
+
+    def refresh() -> None:
+        done, theirs = iceberg.refresh(spark), delta.refresh(spark)
+        assert done is not None and theirs is not None and not done.left_out and done.lsn == twins.lsn
+
+    refresh()
+    twins.alter(WIDER)
+    twins.insert(WIDER, {"id": 1_001, "small": 1, "n": 1 << 40, "note": "x", "more": "y"})
+    refresh()
+    with twins.table("public__orders").update_schema() as update:
+        update.rename_column("note", "remark")
+    twins.insert(WIDER, {"id": 1_002, "small": 1, "n": 3, "note": "behind it", "more": None})
+    refresh()
+    twins.alter(OTHER)
+    for row in twins.tables["public.orders"]:
+        row["n"] = str(row["n"])
+    twins.insert(OTHER, {"id": 1_003, "small": 1, "n": "text", "note": "x", "more": "y"})
+    refresh()
+    for line in lines_of(twins)[:3]:
+        assert read(twins, line) == twins.states[line.lsn][line.table], line
+    for lsn in sorted({line.lsn for line in lines_of(twins)}):
+        ours, theirs = (found(log.as_of(spark, lsn=lsn).with_text("public.orders")) for log in twins.logs)
+        assert ours == theirs
+    oldest = [log.oldest_lsn("public.orders") for log in twins.logs]
+    assert oldest[0] == oldest[1]
 
 
 @pytest.mark.slow
