@@ -6,6 +6,7 @@ import datetime
 import os
 import random
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -18,14 +19,17 @@ from duckdb_extensions import import_extension
 from pyiceberg.expressions import EqualTo
 from pyiceberg.table import Table
 
+from tests.iceberg_rest import IcebergRestServer
 from tests.spark.change_log_maker import BOOL, DATE, INT4, INT8, TEXT, LogMaker, as_rows, keyed
 from tests.spark.support import IDENTITY, LocalSegments, batch_of, memory_frame, put_memory, read_memory
+from tests.unit.delta.test_small_files import s3 as s3
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestLine, base_at, newest, read_lines
 from xidstream.pipeline.errors import ComponentLost, ConfigError, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_table import LEFT_OUT
 from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
@@ -98,13 +102,17 @@ class Log(LogMaker):
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
+    yield from log_in(tmp_path, f"{tmp_path}/lake/shop")
+
+
+def log_in(tmp_path: Path, iceberg: str) -> Iterator[Log]:
     segments = LocalSegments(str(tmp_path / "segments"))
 
     def make_batch(*units: Any, number: int = 0) -> SinkBatch:
         batch = batch_of(units, segments, number)
         return SinkBatch(batch, no_session, memory_frame, segments, read_memory, put_memory, segments.storage)
 
-    made = Log(tmp_path / "delta", None, make_batch, iceberg=f"{tmp_path}/lake/shop")
+    made = Log(tmp_path / "delta", None, make_batch, iceberg=iceberg)
     yield made
     for sink in made.sinks:
         sink.close()
@@ -139,6 +147,60 @@ def test_base_tables_are_built_swapped_and_named_as_delta_tables_are(log: Log) -
     log.insert(B, {"id": 7, "name": None})
     assert answers(refreshed(tables)) == [Answer.KEEP, Answer.SWAP]
     assert len(log.lines()) == 6 and len(newest(log.lines())) == 2
+    log.check()
+
+
+@pytest.fixture
+def behind_glue(
+    s3: tuple[Location, Connection], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Log]:
+    location, _ = s3
+    endpoint = (location.storage_options or {})["AWS_ENDPOINT_URL"]
+    for name, value in {
+        "TYPE": "glue",
+        "GLUE__ENDPOINT": endpoint,
+        "GLUE__REGION": "us-east-1",
+        "S3__ENDPOINT": endpoint,
+        "S3__REGION": "us-east-1",
+        "WAREHOUSE": f"s3://{location.uri.split('/')[2]}/lake",
+    }.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__PROD__{name}", value)
+    yield from log_in(tmp_path, "prod/shop")
+
+
+@pytest.fixture
+def behind_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    server = IcebergRestServer(tmp_path)
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__TYPE", "rest")
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", server.uri)
+    yield from log_in(tmp_path, "prod/shop")
+    server.stop()
+
+
+@pytest.mark.parametrize("where", ["behind_glue", "behind_rest"])
+def test_it_is_so_behind_other_catalogs_and_in_a_store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    log: Log = request.getfixturevalue(where)
+    monkeypatch.setattr(vacuums, "GRACE", -HOUR)
+    log.snapshot(A, filled(300))
+    log.insert(A, {"id": 5_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    log.update(A, 70, name="new")
+    older = log.mirror()
+    assert answers(refreshed(older)) == [Answer.SWAP]
+    with pytest.raises(Superseded):
+        tables.refresh(no_session)
+    log.alter(MORE)
+    log.insert(MORE, {"id": 6_000, "name": "y", "more": datetime.date(2026, 11, 28)})
+    refreshed(older)
+    log.check()
+    assert len(log.lines()) == 3 and older.vacuum(0).n_files > 0
+    assert len(log.lines()) == 1 and len(log.table().metadata.snapshots) == 1
+    log.check()
+    log.update(MORE, 71, name="new")
+    refreshed(older)
     log.check()
 
 
