@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.changelog.base_stores import BaseVersion
 from xidstream.pipeline.changelog.log_table import LogTable
+from xidstream.pipeline.changelog.manifest import MANIFEST
 from xidstream.pipeline.iceberg.base_table import (
     KEPT,
     IcebergBase,
@@ -49,7 +50,7 @@ class IcebergBases:
     """The base tables of the log at ``log``. ``makes``: whoever only looks makes nothing."""
 
     def __init__(self, log: IcebergPlace, *, makes: bool = False) -> None:
-        self.tables = IcebergBaseTables(place_of(log), makes=makes)
+        self.tables = IcebergBaseTables(place_of(log), MANIFEST, "lsn", makes=makes)
 
     def key_of(self, schema: str, table: str) -> str:
         return self.tables.key_of(schema, table)

@@ -52,6 +52,7 @@ from xidstream.pipeline.iceberg.catalogs import bare
 from xidstream.pipeline.iceberg.iceberg_table import LSN, IcebergTable, name_mapping_of
 from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
 from xidstream.pipeline.iceberg.staged_commits import (
+    MERGES_AT,
     KnownTransaction,
     data_file,
     files_by_path,
@@ -70,7 +71,8 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "xidstream.schema-id"
 """A property: the id of the columns that the last commit of a mirror has left."""
-KEPT: Final = {"gc.enabled": "false"}
+KEPT: Final = {"gc.enabled": "false", TableProperties.MANIFEST_MIN_MERGE_COUNT: str(MERGES_AT)}
+"""Properties of each of the tables. The second one is for the manifest, whose commits append."""
 _FIELD_ID: Final = b"PARQUET:field_id"
 
 

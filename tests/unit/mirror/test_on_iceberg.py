@@ -25,7 +25,14 @@ from tests.spark.support import IDENTITY, LocalSegments, batch_of, memory_frame,
 from tests.unit.delta.test_small_files import s3 as s3
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
-from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestLine, base_at, newest, read_lines
+from xidstream.pipeline.changelog.manifest import (
+    MANIFEST,
+    ManifestLine,
+    ManifestWriter,
+    base_at,
+    newest,
+    read_lines,
+)
 from xidstream.pipeline.errors import ComponentLost, ConfigError, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
@@ -472,6 +479,17 @@ def test_a_vacuum_takes_what_no_named_version_needs_and_leaves_what_is_young(
     log.update(A, 9, name="behind it")
     refreshed(tables)
     log.check()
+
+
+def test_the_manifests_small_files_are_merged_and_its_lines_stay(log: Log) -> None:
+    manifest = ManifestWriter(IcebergBases(log.place, makes=True), "7/shop/orders")
+    manifest.claim()
+    now = datetime.datetime.now(datetime.timezone.utc)
+    for lsn in range(1, 41):
+        manifest.append([ManifestLine("7/shop/orders", lsn, now, "public.a", "public__a", 1, 99, lsn)])
+    assert [line.lsn for line in read_lines(log.bases)] == list(range(1, 41)) and manifest.look() == (40, 0)
+    assert log.table(MANIFEST).inspect.files().num_rows < 20
+    assert len(log.table(MANIFEST).inspect.manifests()) < 20
 
 
 def test_a_snapshot_that_a_tag_names_stays_with_its_files(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
