@@ -19,7 +19,7 @@ For each table there is one of four answers, and ``what_to_do`` decides it:
 - *swap*: the usual one, only touched files (``pipeline.mirror.swap``).
 
 Another mirror of the slot makes itself known in the manifest, and this one ends with Superseded at its next look. What
-it has in hand then is refused by Delta (``pipeline.mirror.base_table``).
+it has in hand then no table takes (``pipeline.mirror.base_table``).
 
 Rejected: upserting every batch of the sink. It writes files anew at each commit, keeps the sink from its next batch,
 and readers of two tables see two moments.
