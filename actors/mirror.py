@@ -44,7 +44,9 @@ class Mirror:
     """Base tables of the change log below ``uri``: plain Delta tables that any engine reads, at one LSN.
 
     ``slot`` is needed where several slots write below ``uri``. ``storage_options`` are deltalake's. The tables are
-    below ``uri/current``, and ``uri/current/_manifest`` names the versions that belong together (docs/mirror.md).
+    below ``uri/current``, and ``uri/current/_manifest`` names the versions that belong together (docs/mirror.md). Of a
+    log in Iceberg tables, ``iceberg:CATALOG/namespace``, they are Iceberg tables in ``namespace_current``
+    (docs/iceberg.md).
     ``catalog``, such as ``glue:shop``, gets an entry for each. What goes wrong there is a warning (RuntimeWarning).
     """
 
@@ -271,10 +273,9 @@ def loop_of(
     tell: Callable[[str], None],
     beside: str = "",
 ) -> MirrorLoop:
-    """By the settings of a command, or of the run ``beside``, a slot's name. Its sink is ``delta:URI``."""
+    """By the settings of a command, or of the run ``beside``, a slot's name. Its sink has base tables."""
     catalog = CatalogName.parse(config.mirror_catalog)
-    uri = config.sink.partition(":")[2]
-    tables = BaseTables(uri, config.slot or None, config.mirror_file_bytes, catalog=catalog)
+    tables = BaseTables(config.sink, config.slot or None, config.mirror_file_bytes, catalog=catalog)
     vacuum_s = duration_s(config.mirror_retention, "mirror_retention") if config.mirror_vacuum else None
     group, about = _JOBS
     return MirrorLoop(

@@ -221,13 +221,13 @@ def _places(config: Config) -> Places:
     from xidstream.pipeline.sinks.sink import check_sink_spec, parse_sink_spec
 
     kind, uri = parse_sink_spec(config.sink)
-    if kind.is_log and not kind.has_base_tables:
+    if kind.is_log and not kind.carries_rows:
         raise ConfigError(
             f"erase is for the change log of a Delta sink, not of {kind.name} tables",
             remedy="delete the rows in the table by pyiceberg, or by Spark with copy-on-write, while the run goes on: "
             "docs/iceberg.md says how, and when no copy is left",
         )
-    if not kind.has_base_tables:
+    if not kind.carries_rows:
         raise ConfigError(
             f"erase is for the change log of a Delta sink, and the sink {kind.name} keeps none",
             remedy="give its root as --sink delta:URI; what a function wrote is yours to erase",

@@ -208,7 +208,7 @@ def status(config_file: Path | None, watch: bool, as_json: bool, **options: Any)
         raise SystemExit(worst)
 
 
-@cli.command(short_help="Bring base tables below the sink's current/ up to the log.")
+@cli.command(short_help="Bring base tables beside the sink's change log up to it.")
 @setting_options(
     "sink",
     "slot",
@@ -230,12 +230,12 @@ def status(config_file: Path | None, watch: bool, as_json: bool, **options: Any)
 def mirror(
     config_file: Path | None, every: str | None, vacuum: bool | None, catalog: str | None, **options: Any
 ) -> None:
-    """Bring the base tables of a Delta sink up to its change log: plain Delta tables that any engine reads.
+    """Bring the base tables of a Delta or Iceberg sink up to its change log: plain tables that any engine reads.
 
-    They are below URI/current, one for each table that has a snapshot, with its own columns alone. All are at one
-    commit, and URI/current/_manifest names the versions that belong together. Only files with changed keys are
-    written anew. It needs the sink's folder or store, and no server. --slot tells which log, where several slots
-    write to it.
+    They are below URI/current, or in the namespace NAMESPACE_current of the catalog, one for each table that has a
+    snapshot, with its own columns alone. All are at one commit, and the table _manifest there names the versions that
+    belong together. Only files with changed keys are written anew. It needs the sink's folder, store or catalog, and
+    no server. --slot tells which log, where several slots write to it.
 
     A slot's base tables have one mirror at a time: the one that began last. `run --mirror-every` is one, too.
     """

@@ -36,9 +36,9 @@ def mirror_command(config: Config, stop: StopRequest) -> None:
     kind = kind_named(config.sink)
     if kind is None or not kind.has_base_tables:
         raise ConfigError(
-            f"base tables are made from the change log of a Delta sink, not from {redacted(config.sink)!r}",
-            remedy="give its root as --sink delta:URI; a table's rows at a commit are in any log "
-            "(ChangeLog(…).as_of(spark), docs/current-state.md)"
+            "base tables are made from the change log of a Delta or Iceberg sink, not from "
+            f"{redacted(config.sink)!r}",
+            remedy="give what the run has: --sink delta:URI, or iceberg:CATALOG/namespace"
             if kind is not None
             else f"did you mean {DELTA.spec(redacted(config.sink))}?",
         )

@@ -40,6 +40,7 @@ from xidstream.pipeline.settings.catalog_names import CatalogName
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.file_modes import choose_for_process
 from xidstream.pipeline.settings.modes import SnapshotMode, SparkMode
+from xidstream.pipeline.settings.sink_kinds import DELTA
 from xidstream.pipeline.sinks.sink import check_sink_spec
 
 _CHECKS_POLL_S = 0.25
@@ -56,12 +57,17 @@ def run_pipeline(configs: Sequence[Config], stop: StopRequest, began_s: float | 
         refuse_travelling(config)
         if config.mirror_every and not config.sink_kind.has_base_tables:
             raise ConfigError(
-                "mirror_every is for a Delta sink: base tables are made from its change log",
+                "mirror_every is for a Delta or Iceberg sink: base tables are made from its change log",
                 remedy="leave mirror_every out, or give --sink delta:URI",
             )
         if config.mirror_every and (catalog := CatalogName.parse(config.mirror_catalog)) is not None:
             from xidstream.pipeline.mirror.glue_catalog import check_usable
 
+            if config.sink_kind is not DELTA:
+                raise ConfigError(
+                    "mirror_catalog is for base tables in Delta's format: those of an Iceberg sink are in its catalog",
+                    remedy="leave mirror_catalog out",
+                )
             check_usable(catalog, Location.parse(config.sink.partition(":")[2]))
     _run(configs, stop, began_s, has_sink=True)
 

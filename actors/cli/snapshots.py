@@ -67,7 +67,7 @@ def request_command(config: Config, tables: Sequence[str], where: str | None = N
 
 
 def _request_repair(config: Config, tables: Sequence[str], where: KeyFilter) -> None:
-    if config.sink and not config.sink_kind.has_base_tables:
+    if config.sink and not config.sink_kind.carries_rows:
         raise Unsupported(
             f"--where needs a Delta sink, whose log has the rows outside of it: this is the {config.sink_kind.name}",
             remedy="leave --where out: the whole table is taken",

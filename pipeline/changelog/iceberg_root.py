@@ -6,7 +6,8 @@ as the table does, in a type that is stored alike. Else pyarrow reads, in the ex
 
 The types of columns are Iceberg's: an ``int2`` is an ``int`` here.
 
-No base tables and no positions of consumers: these are Delta tables beside a log of Delta tables.
+Base tables are Iceberg tables, too (``iceberg_bases``). There are no positions of consumers, which are in a Delta
+table.
 
 It imports pyiceberg, so ``change_log`` imports this where such a log is asked for. Called by it alone.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
@@ -37,11 +39,16 @@ class IcebergRoot:
     delta_location = None
 
     def __init__(self, place: IcebergPlace) -> None:
+        self._place = place
         self._tables = IcebergTables(place)
+        self._bases = IcebergBases(place)
 
     @property
     def name(self) -> str:
         return self._tables.root
+
+    def bases(self, *, makes: bool = False) -> IcebergBases:
+        return IcebergBases(self._place, makes=True) if makes else self._bases
 
     def title(self, label: str) -> str:
         return self._tables.title(label)

@@ -3,10 +3,10 @@
 ``ChangeLog`` and what stands below it know a table's key and ask for the table. What a table is, and where it lies, a
 ``LogRoot`` knows: ``DeltaRoot`` has a folder of Delta tables, ``iceberg_root`` a namespace of a catalog.
 
-What is beside the log is Delta's in any case, and so is only there where the log is: base tables and the positions of
-consumers. ``delta_location`` says where, or None.
+Beside the log are its base tables (``bases``), in the same format. The positions of consumers are Delta's in any case,
+and so are only there where the log is: ``delta_location`` says where, or None.
 
-Called by ``change_log`` and ``transactions_table``.
+Called by ``change_log``, ``transactions_table`` and the mirror.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from xidstream.pipeline.changelog.base_stores import BaseStore
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.log_table import DeltaLogTable, LogTable, reading
 from xidstream.pipeline.changelog.slots import table_directories, table_of
 from xidstream.pipeline.delta.kept_tables import KeptTables
@@ -37,6 +39,10 @@ class LogRoot(Protocol):
 
     @property
     def delta_location(self) -> Location | None: ...
+
+    def bases(self, *, makes: bool = False) -> BaseStore:
+        """Where its base tables are. ``makes``: whoever only looks makes nothing."""
+        ...
 
     def title(self, label: str) -> str:
         """The format and the table."""
@@ -90,6 +96,9 @@ class DeltaRoot:
     @property
     def delta_location(self) -> Location:
         return self._location
+
+    def bases(self, *, makes: bool = False) -> BaseStore:
+        return DeltaBases(self._location, self._kept if makes else None)
 
     def title(self, label: str) -> str:
         return f"Delta table {label}"

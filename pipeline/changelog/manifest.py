@@ -1,11 +1,12 @@
 """The manifest of the base tables: at which LSN which version of which of them counts.
 
-A *base table* is a plain Delta table below ``URI/current/`` that holds what a table of the source held at one LSN. A
-refresh (``pipeline.mirror``) brings all tables of a slot to the same LSN, one Delta commit after the other, and so a
-reader of two tables could meet them between two of these commits. The manifest says what belongs together. It is a
-Delta table, too, ``URI/current/_manifest``, and each refresh adds its lines to it in one commit, one line for each
-table. A reader takes the lines of the greatest ``lsn`` of a slot, and reads each table they name with its version. Only
-what the manifest names counts: a base table may be ahead of it, where a refresh was cut short.
+A *base table* is a plain table that holds what a table of the source held at one LSN: a Delta table below
+``URI/current/``, or an Iceberg table beside the log's (``base_stores``). A refresh (``pipeline.mirror``) brings all
+tables of a slot to the same LSN, one commit after the other, and so a reader of two tables could meet them between two
+of these commits. The manifest says what belongs together. It is a table, too, ``_manifest`` among the base tables, and
+each refresh adds its lines to it in one commit, one line for each table. A reader takes the lines of the greatest
+``lsn`` of a slot, and reads each table they name with its version. Only what the manifest names counts: a base table
+may be ahead of it, where a refresh was cut short.
 
 Readers read all of it, and a file costs them 0.65 ms of CPU time on a local disk. Its small files are merged as those
 of the log are (``pipeline.log_tables.small_files``).
@@ -16,19 +17,19 @@ of the log are (``pipeline.log_tables.small_files``).
 | ``lsn`` | all transactions with a commit LSN up to this one are in the tables, and no others |
 | ``refreshed_at`` | when the refresh was committed |
 | ``table`` | ``schema.table`` |
-| ``directory`` | of the base table, below ``URI/current`` |
+| ``directory`` | of the base table, below ``URI/current``; its name in the namespace of an Iceberg catalog |
 | ``generation``, ``place`` | the snapshot that the base table comes from (``_snapshots``) |
-| ``version`` | Delta's version of the base table |
+| ``version`` | Delta's version of the base table, or the id of Iceberg's snapshot |
 
-The commits carry application transactions: ``mirror/SLOT`` is the LSN, ``mirror/SLOT/owner`` is the number of the
+The commits carry watermarks: ``mirror/SLOT`` is the LSN, ``mirror/SLOT/owner`` is the number of the
 mirror that refreshes. ``mirror/SLOT/erased`` counts how often an erasure took lines back. A mirror takes the next
 higher number when it begins (``claim``), and this number stands in each of its commits. So one that was overtaken
 completes nothing more.
 
-Rejected: a JSON file in place of a Delta table, which no engine reads as it reads the tables; one Delta transaction
-over all tables, which Delta has not; files for each refresh that stay as they are, of which a day makes 1,440.
+Rejected: a JSON file in place of a table, which no engine reads as it reads the tables; one transaction over all
+tables, which Delta has not; files for each refresh that stay as they are, of which a day makes 1,440.
 
-Called by ``pipeline.changelog`` for reading (``base_at``), and by ``pipeline.mirror``. deltalake only, no Spark.
+Called by ``pipeline.changelog`` for reading (``base_at``), and by ``pipeline.mirror``. No Spark.
 """
 
 from __future__ import annotations
@@ -40,19 +41,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.kept_tables import KeptTables
+from xidstream.pipeline.changelog.base_stores import BaseStore, BaseVersion, StoredTable
 from xidstream.pipeline.errors import StorageFault, Superseded
 from xidstream.pipeline.log_tables.columns import TableColumn
-from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.log_tables.table_metadata import STATISTICS, TableMetadata
 
-CURRENT: Final = "current"
 MANIFEST: Final = "_manifest"
 OWN_FILES: Final = "refresh-"
 """How the paths of a base table's files begin that a mirror writes. Their statistics are exact."""
@@ -106,27 +102,22 @@ class ManifestLine:
 
 @dataclass(frozen=True)
 class Base:
-    """A base table at the LSN to which it was brought. ``files`` are absolute paths, or URIs."""
+    """A base table at the LSN to which it was brought."""
 
-    files: tuple[str, ...]
+    at: BaseVersion
     lsn: int
     version: int
-    location: Location
-
-
-def current(root: Location) -> Location:
-    return root.child(CURRENT)
 
 
 def base_at(
-    root: Location, application_id: str, table: str, generation: int, lsn: int, place: int | None = None
+    bases: BaseStore, application_id: str, table: str, generation: int, lsn: int, place: int | None = None
 ) -> Base | None:
     """The newest base of this generation of ``schema.table`` at or below ``lsn``; None where there is none.
 
     ``place`` is the generation's, and checked where it is given: a table that two servers had under one name can have
     equal numbers.
     """
-    writer = DeltaTableWriter.open(current(root).child(MANIFEST), MANIFEST)
+    writer = bases.open(MANIFEST, MANIFEST)
     if writer is None:
         return None
     found: ManifestLine | None = None
@@ -142,45 +133,32 @@ def base_at(
             and place in (None, line.place)
         ]
         found = max([*fitting, *([found] if found else [])], key=lambda line: line.lsn, default=None)
-    return None if found is None else base_of(root, found)
+    return None if found is None else base_of(bases, found)
 
 
-def base_of(root: Location, line: ManifestLine) -> Base | None:
+def base_of(bases: BaseStore, line: ManifestLine) -> Base | None:
     """The base table that a line names; None where its directory holds another table by now, or where this version is
     gone: a vacuum came after the look at the manifest, or another engine.
 
-    Somebody may have removed the directory, and the next refresh made it anew. Versions are counted from 0 again then,
-    so the number alone would find rows of a later moment. What a version holds, its application transactions say.
+    Somebody may have removed the directory, and the next refresh made it anew. Delta counts versions from 0 again then,
+    so the number alone would find rows of a later moment. What a version holds, its watermarks say.
     """
-    location = current(root).child(line.directory)
-    try:
-        table = DeltaTable(location.uri, version=line.version, storage_options=location.storage_options)
-    except TableNotFoundError:
+    found = bases.at(line.directory, line.version)
+    if found is None or not _is_of(found, line):
         return None
-    except DeltaError:
-        newest = DeltaTable(location.uri, storage_options=location.storage_options)
-        if newest.version() < line.version or not has_commit(location, line.version):
-            return None
-        raise
+    return Base(found, line.lsn, line.version)
+
+
+def _is_of(version: BaseVersion, line: ManifestLine) -> bool:
+    """Whether a version of the base table is of the line's moment, and not of a refresh that is cut short."""
     mark = f"mirror/{line.slot}"
-    lsn, place = table.transaction_version(mark), table.transaction_version(f"{mark}/place")
-    if lsn is None or lsn > line.lsn or place != line.place:
-        return None
-    return Base(tuple(table.file_uris()), line.lsn, line.version, location)
+    lsn, place = version.watermark(mark), version.watermark(f"{mark}/place")
+    return lsn is not None and lsn <= line.lsn and place == line.place
 
 
-def has_commit(location: Location, version: int) -> bool:
-    """Whether the log of the table at ``location`` has the commit of this version."""
-    try:
-        location.read(f"_delta_log/{version:020d}.json")
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def read_lines(root: Location, application_id: str | None = None) -> list[ManifestLine]:
+def read_lines(bases: BaseStore, application_id: str | None = None) -> list[ManifestLine]:
     """All lines, of one slot or of all; none where there is no manifest. Ascending by LSN, then by table."""
-    writer = DeltaTableWriter.open(current(root).child(MANIFEST), MANIFEST)
+    writer = bases.open(MANIFEST, MANIFEST)
     return [] if writer is None else _lines_of(writer, application_id)
 
 
@@ -193,14 +171,14 @@ def newest(lines: Iterable[ManifestLine]) -> list[ManifestLine]:
 
 @dataclass(frozen=True)
 class _File:
-    """One of the manifest's files. ``path`` is as in ``DeltaTableWriter.files``."""
+    """One of the manifest's files. ``path`` is as in ``StoredTable.files``."""
 
     path: str
     min_lsn: int
     max_lsn: int
 
 
-def _files(writer: DeltaTableWriter) -> list[_File]:
+def _files(writer: StoredTable) -> list[_File]:
     listed = writer.files()
     if not listed.num_rows:
         return []
@@ -215,7 +193,7 @@ def _lines(rows: pa.Table) -> list[ManifestLine]:
 
 
 def _lines_of(
-    writer: DeltaTableWriter, application_id: str | None, first: int = 0, last: int = MAX_VERSION
+    writer: StoredTable, application_id: str | None, first: int = 0, last: int = MAX_VERSION
 ) -> list[ManifestLine]:
     lines = _lines(writer.read(MANIFEST_SCHEMA.names, "lsn", first, last))
     return [line for line in lines if application_id in (None, line.slot)]
@@ -238,10 +216,8 @@ def _superseded(lines: Iterable[ManifestLine], before: datetime.datetime) -> set
 class ManifestWriter:
     """The manifest as one mirror of one slot writes it. Raises StorageFault and Superseded from every method."""
 
-    def __init__(self, root: Location, application_id: str, kept: KeptTables | None = None) -> None:
-        """``kept``: the manifest's handle is one of these."""
-        self._location = current(root).child(MANIFEST)
-        self._kept = kept
+    def __init__(self, bases: BaseStore, application_id: str) -> None:
+        self._bases = bases
         self._slot = application_id
         self._lsn_id = f"mirror/{application_id}"
         self._owner_id = f"{self._lsn_id}/owner"
@@ -256,7 +232,7 @@ class ManifestWriter:
             try:
                 writer.commit([], {self._owner_id: number})
             except SnapshotOutdated:
-                self._forget()
+                self._bases.forget()
                 continue
             self.owner = number
             return number
@@ -309,7 +285,7 @@ class ManifestWriter:
         ``version`` is named in its place, which has the same rows but for those that were erased.
 
         Any process may ask for it: it needs no number, and overtakes nobody."""
-        if DeltaTableWriter.open(self._location, MANIFEST) is None:
+        if self._bases.open(MANIFEST, MANIFEST) is None:
             return
         for _ in range(ATTEMPTS):
             writer = self._open()
@@ -338,7 +314,7 @@ class ManifestWriter:
 
     def forget_retired(self, directory: str) -> None:
         """Remove the lines of a base table that were taken back, with what they keep. Any process may ask for it."""
-        if DeltaTableWriter.open(self._location, MANIFEST) is None:
+        if self._bases.open(MANIFEST, MANIFEST) is None:
             return
         of_table = RETIRED + self._slot, directory
         for _ in range(ATTEMPTS):
@@ -349,13 +325,8 @@ class ManifestWriter:
         raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to shorten it")
 
     def _is_at(self, directory: str, version: int, line: ManifestLine) -> bool:
-        """Whether that version of the base table is of the line's moment, and not of a refresh that is cut short."""
-        location = Location(self._location.uri.rpartition("/")[0], self._location.storage_options).child(
-            directory
-        )
-        table = DeltaTable(location.uri, version=version, storage_options=location.storage_options)
-        lsn, place = (table.transaction_version(each) for each in (self._lsn_id, f"{self._lsn_id}/place"))
-        return lsn is not None and lsn <= line.lsn and place == line.place
+        found = self._bases.at(directory, version)
+        return found is not None and _is_of(found, line)
 
     def forget(self, before: datetime.datetime) -> None:
         """Remove the lines of the refreshes that were superseded before this time.
@@ -379,7 +350,7 @@ class ManifestWriter:
 
     def _rewrite(
         self,
-        writer: DeltaTableWriter,
+        writer: StoredTable,
         goes: Callable[[ManifestLine], bool],
         added: Sequence[ManifestLine] = (),
         *,
@@ -395,7 +366,7 @@ class ManifestWriter:
 
     def _commit(
         self,
-        writer: DeltaTableWriter,
+        writer: StoredTable,
         lines: Iterable[ManifestLine],
         removed: Collection[str],
         lsn: int | None = None,
@@ -410,7 +381,7 @@ class ManifestWriter:
         lines = sorted(lines, key=lambda line: (line.lsn, line.table))
         columns = [[getattr(line, name) for line in lines] for name in MANIFEST_SCHEMA.names]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, MANIFEST_SCHEMA, strict=True)]
-        files = ParquetFiles(self._location, f"data-{uuid.uuid4().hex}-mirror", MANIFEST_SCHEMA, "lsn")
+        files = ParquetFiles(writer.location, f"data-{uuid.uuid4().hex}-mirror", MANIFEST_SCHEMA, "lsn")
         files.write(pa.RecordBatch.from_arrays(arrays, schema=MANIFEST_SCHEMA))
         moved = {} if lsn is None else {self._lsn_id: lsn}
         if erased is not None:
@@ -418,28 +389,24 @@ class ManifestWriter:
         try:
             writer.commit(files.close(), moved, "lsn", marks=self.marks, removed=sorted(removed))
         except SnapshotOutdated:
-            self._forget()
+            self._bases.forget()
             return False
         return True
 
-    def _open(self) -> DeltaTableWriter:
+    def _open(self) -> StoredTable:
         columns = [TableColumn(f.name, f.type, f.name) for f in MANIFEST_SCHEMA]
-        return DeltaTableWriter.open_or_create(self._location, MANIFEST, columns, _ABOUT, kept=self._kept)
+        return self._bases.open_or_create(MANIFEST, MANIFEST, columns, _ABOUT)
 
-    def _forget(self) -> None:
-        if self._kept is not None:
-            self._kept.forget()
-
-    def _check(self, writer: DeltaTableWriter) -> None:
+    def _check(self, writer: StoredTable) -> None:
         check_owner(writer, self._slot, self.owner)
 
 
-def check_owner(writer: DeltaTableWriter, application_id: str, owner: int) -> None:
+def check_owner(writer: StoredTable, application_id: str, owner: int) -> None:
     """Raise Superseded where a later mirror of the slot has written to this table."""
     found = writer.watermark(f"mirror/{application_id}/owner")
     if found > owner:
         raise Superseded(
-            f"another mirror of slot {application_id.rpartition('/')[2]} has taken over: Delta table {writer.label} is "
+            f"another mirror of slot {application_id.rpartition('/')[2]} has taken over: {writer.title} is "
             f"written by mirror {found}, this is mirror {owner}",
             remedy="let one mirror alone refresh the base tables of a slot",
         )

@@ -249,8 +249,8 @@ class SlotLog:
 
     def base_at(self, name: str, generation: TableGeneration, lsn: Lsn) -> Base | None:
         """The newest base table of the generation of ``schema.table`` at or below ``lsn``; None where there is none."""
-        root, place = self._stored.delta_location, int(generation.bounds.place)
-        return None if root is None else base_at(root, self._slot, name, generation.number, int(lsn), place)
+        bases, place = self._stored.bases(), int(generation.bounds.place)
+        return base_at(bases, self._slot, name, generation.number, int(lsn), place)
 
     def is_cut_off(self, name: str, generation: TableGeneration, lsn: Lsn) -> bool:
         """Whether the table's state at ``lsn``, at which the generation stands, is gone from the log."""
@@ -295,16 +295,10 @@ class SlotLog:
         known = self.generations() if generations is None else generations
         cut, fold = self._cut_of(log_table), fold_of(log_table.watermark, self._slot)
         bases: dict[int, int] = {}
-        root = self._stored.delta_location
-        for line in [] if root is None else read_lines(root, self._slot):
+        stored = self._stored.bases()
+        for line in read_lines(stored, self._slot):
             # By LSN: the first of each snapshot that is still there.
-            if (
-                line.table == name
-                and line.lsn >= cut
-                and line.place not in bases
-                and root is not None
-                and base_of(root, line)
-            ):
+            if line.table == name and line.lsn >= cut and line.place not in bases and base_of(stored, line):
                 bases[line.place] = line.lsn
         oldest = oldest_state(stretches_of(known.get(name, []), bases.items(), fold), int(cut))
         return None if oldest is None else Lsn(oldest)

@@ -34,7 +34,7 @@ from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.internal_columns import texts_of
 from xidstream.pipeline.changelog.key_spans import KeySpans
 from xidstream.pipeline.changelog.log_fold import LogFold
-from xidstream.pipeline.changelog.log_table import DeltaLogTable, LogFile, LogTable
+from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.changelog.manifest import Base
 from xidstream.pipeline.changelog.shape import TableShape, narrowed, shaped
 from xidstream.pipeline.changelog.tail import TailFacts, tail_facts
@@ -229,7 +229,7 @@ class TableAt:
     def _base(self, spark: SparkSession, found: Base | None, spans: KeySpans | None) -> DataFrame:
         if found is None:
             return self.snapshot(spark, spans).frame
-        table = DeltaLogTable(found.location, found.version)
+        table = found.at.open()
         names, held = [TEXT, *self.shape.columns], None if spans is None else spans.in_base(table.schema)
         if held is None:
             return table.rows(spark, table.files(), names)

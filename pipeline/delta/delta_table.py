@@ -45,7 +45,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -88,6 +88,7 @@ ERASED: Final = "xidstream.erased"
 """In the ``commitInfo`` of a commit that takes rows of erased keys out of files, and does nothing else."""
 _LOGGER: Final = logging.getLogger(__name__)
 _COMMITS_ALONE: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_Writer = TypeVar("_Writer", bound="DeltaTableWriter")
 _FAILURES: Final = (OSError, DeltaError, pa.ArrowException, XidstreamError)
 """What is no reason to fail a commit that was made."""
 
@@ -125,7 +126,9 @@ class DeltaTableWriter:
         self._is_failure_told = False
 
     @classmethod
-    def open(cls, location: Location, label: str, kept: KeptTables | None = None) -> DeltaTableWriter | None:
+    def open(
+        cls: type[_Writer], location: Location, label: str, kept: KeptTables | None = None
+    ) -> _Writer | None:
         """The table as it is now, or None where there is none. With a handle of ``kept``, which the next writer of this
         table takes over: there is one at a time."""
         try:
@@ -136,14 +139,14 @@ class DeltaTableWriter:
 
     @classmethod
     def open_or_create(
-        cls,
+        cls: type[_Writer],
         location: Location,
         label: str,
         columns: Sequence[TableColumn],
         about: TableMetadata = NOTHING_KNOWN,
         brought: Sequence[VersionSince] = (),
         kept: KeptTables | None = None,
-    ) -> DeltaTableWriter:
+    ) -> _Writer:
         """The table, made with ``columns`` where there is none; safe against a crash and against a race. ``kept``: as
         ``open``."""
         found = cls.open(location, label, kept)

@@ -38,10 +38,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.folding import fold_fields, new_directory, write_rows
 from xidstream.pipeline.changelog.generations import TableGeneration
 from xidstream.pipeline.changelog.log_fold import LogFold, fold_behind, fold_marks, fold_of
-from xidstream.pipeline.changelog.log_table import DeltaLogTable
 from xidstream.pipeline.changelog.manifest import Base, base_of, read_lines
 from xidstream.pipeline.changelog.shortening import stretches_of
 from xidstream.pipeline.changelog.slot_log import SlotLog
@@ -152,7 +152,7 @@ def _relied_on(
     newest version alone, which the erasure replaces."""
     cut = writer.watermark(locations.cut_id(log.application_id))
     told = fold_of(writer.watermark, log.application_id)
-    lines = [line for line in read_lines(log.root, log.application_id) if line.table == label]
+    lines = [line for line in read_lines(DeltaBases(log.root), log.application_id) if line.table == label]
     newest = max((line.lsn for line in lines), default=0)
     for stretch in stretches_of(generations, [], told):
         others = [each.answers_from for each in stretch.starts if each.is_usable(cut)]
@@ -162,7 +162,7 @@ def _relied_on(
                 continue
             if line.lsn >= first:
                 break
-            base = base_of(log.root, line)
+            base = base_of(DeltaBases(log.root), line)
             if base is not None:
                 # A fold of another generation that is still needed stays.
                 is_free = told is None or told.lsn < cut
@@ -188,11 +188,11 @@ def _write(
 
 def _pieces(at: TableAt, base: Base, check: Callable[[], None]) -> Iterator[pa.Table]:
     """The rows of the version, in the names of the log's table at that LSN and in their own types."""
-    table = DeltaLogTable(base.location, base.version)
+    table = base.at.open()
     fields = [*fold_fields(at), TEXT_FIELD]
     for each in table.files():
         check()
-        with base.location.open(each.path) as source, pq.ParquetFile(source) as file:
+        with base.at.location.open(each.path) as source, pq.ParquetFile(source) as file:
             there = {field.name: field for field in file.schema_arrow}
             schema = pa.schema([there.get(field.name, field) for field in fields])
             for rows in file.iter_batches():

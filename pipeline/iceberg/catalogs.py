@@ -154,6 +154,15 @@ def location_of(uri: str, properties: Mapping[str, str], what: str) -> Location:
     return Location.parse(uri, options or None)
 
 
+def bare(uri: str) -> str:
+    """A place without its scheme: programs write ``file:/x``, ``file:///x`` and ``/x``, ``s3:`` and ``s3a:``."""
+    scheme, colon, path = uri.partition(":")
+    if not colon or "/" in scheme:
+        return uri
+    path = path.lstrip("/")
+    return f"/{path}" if scheme == "file" else path
+
+
 def configuration(name: str) -> dict[str, str]:
     """What pyiceberg's configuration says of a catalog; it may hold secrets. Raises ConfigError."""
     try:

@@ -51,7 +51,8 @@ from requests import HTTPError, Response
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.iceberg.catalog_errors import answering
-from xidstream.pipeline.iceberg.iceberg_table import ATTEMPTS, IcebergTable, StagedCommit
+from xidstream.pipeline.iceberg.iceberg_table import ATTEMPTS, IcebergTable
+from xidstream.pipeline.iceberg.staged_commits import StagedCommit
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated, TableCommit, Together
 
 if TYPE_CHECKING:

@@ -36,34 +36,39 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyiceberg.conversions import to_bytes
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import TableProperties, Transaction
 from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotsUpdate,
 )
-from pyiceberg.table.update.snapshot import _OverwriteFiles
-from pyiceberg.typedef import EMPTY_DICT, Record
-from pyiceberg.types import LongType
 
 from xidstream.pipeline.errors import SinkDiverged, SinkFailed
 from xidstream.pipeline.faultpoints import reach
+from xidstream.pipeline.iceberg import expiring
 from xidstream.pipeline.iceberg.catalog_errors import answering
 from xidstream.pipeline.iceberg.durable_io import written
+from xidstream.pipeline.iceberg.expiring import line_of, old_snapshots
 from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
+from xidstream.pipeline.iceberg.staged_commits import (
+    MANIFEST_BYTES,
+    KnownTransaction,
+    StagedCommit,
+    data_file,
+    files_by_path,
+    staged_append,
+    staged_overwrite,
+    staged_replacement,
+)
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated, check_commit
@@ -71,6 +76,7 @@ from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSinc
 from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 
 if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata as IcebergMetadata
@@ -88,16 +94,8 @@ COLUMNS: Final = "xidstream.columns"
 MERGED: Final = "xidstream.merged"
 """In the summary of a snapshot that replaces small files, and does nothing else."""
 COMMENT: Final = "comment"
-KEPT_SNAPSHOTS: Final = 10
-EXPIRES_EVERY: Final = 50
-"""So many commits lie between two that expire snapshots."""
-MANIFEST_BYTES: Final = 1 << 20
-"""A merge writes each manifest below this size anew, with some thousand files in it. Iceberg's own 8 MiB would be
-seconds of CPU in one commit of ours."""
 ATTEMPTS: Final = 8
 """Commits after others that were harmless. A compaction is one commit; who commits all the time is no compaction."""
-_KEEP: Final = "history.expire.min-snapshots-to-keep"
-_KEEP_MS: Final = "history.expire.max-snapshot-age-ms"
 _FIRST: Final = 1
 """The sequence number of a table's first snapshot."""
 _FOREIGN: Final = "delta."
@@ -107,23 +105,6 @@ _FOREIGN: Final = "delta."
 Newest = dict[str, "tuple[IcebergMetadata, str]"]
 """What the handles of one process have made of a table, by its label: the metadata, and where it is. The sink and its
 log of snapshots both commit to ``_transactions``, each second or so. Who begins where the other ended loses no race."""
-
-
-@dataclass(frozen=True)
-class StagedCommit:
-    """A commit whose manifests are written, and that no catalog knows. ``expired``: the snapshots that it removes.
-    ``line``: the ids of those that the main branch comes from, these among them. ``requirements``: what the catalog is
-    to check before it takes it."""
-
-    transaction: Transaction
-    producer: _SnapshotProducer[Any]
-    expired: Sequence[Snapshot]
-    line: Collection[int]
-    requirements: tuple[TableRequirement, ...]
-
-    def discard(self) -> None:
-        """Remove what it has written: only where the catalog has surely not taken it."""
-        self.producer._clean_all_uncommitted()
 
 
 class IcebergTable:
@@ -328,19 +309,9 @@ class IcebergTable:
         """Write the manifests of a commit that puts ``added``, which have the rows of ``removed`` and no other, in the
         place of these files of the snapshot. After an exception nobody needs them, and they are removed, but for what
         pyiceberg's other threads are still writing: that becomes a leftover."""
-        transaction = _Append(self._table)
-        producer = _Replace(
-            Operation.OVERWRITE, transaction, self._table.io, snapshot_properties={MERGED: "true"}
-        )
-        for file in added:
-            producer.append_data_file(self._data_file(file, lsn_column))
-        for each in removed:
-            producer.delete_data_file(each)
-        try:
-            producer.commit()
-        except Exception:
-            producer._clean_all_uncommitted()
-            raise
+        transaction = KnownTransaction(self._table)
+        files = [self._data_file(file, lsn_column) for file in added]
+        producer = staged_replacement(transaction, files, removed, {MERGED: "true"})
         return self._staged(transaction, producer, self._expire(transaction))
 
     def replace(self, staged: StagedCommit) -> None:
@@ -377,19 +348,13 @@ class IcebergTable:
         ``removed`` is not in the snapshot."""
         # A version may be an Lsn, whose text is another one.
         told = {f"{LSN}{application_id}": str(int(version)) for application_id, version in moved.items()}
-        transaction = _Append(self._table)
+        transaction = KnownTransaction(self._table)
         transaction.set_properties(told)
-        producer: _SnapshotProducer[Any]
+        added = [self._data_file(file, lsn_column) for file in files]
         if removed:
-            kind = Operation.OVERWRITE if files else Operation.DELETE
-            producer = _OverwriteFiles(kind, transaction, self._table.io, snapshot_properties=told)
-            for each in self._named(removed):
-                producer.delete_data_file(each)
+            producer = staged_overwrite(transaction, added, self._named(removed), told)
         else:
-            producer = transaction.update_snapshot(snapshot_properties=told).merge_append()
-        for file in files:
-            producer.append_data_file(self._data_file(file, lsn_column))
-        producer.commit()
+            producer = staged_append(transaction, added, told)
         expired = self._expire(transaction)
         staged = self._staged(transaction, producer, expired)
         reach("iceberg_committing")
@@ -474,89 +439,28 @@ class IcebergTable:
 
     def _named(self, paths: Sequence[str]) -> list[DataFile]:
         """What the snapshot has of these files. Raises SnapshotOutdated where it has not all of them."""
-        snapshot, io = self._table.current_snapshot(), self._table.io
-        base = f"{bare(self._table.location()).rstrip('/')}/"
-        named = {
-            bare(entry.data_file.file_path).removeprefix(base): entry.data_file
-            for manifest in ([] if snapshot is None else snapshot.manifests(io))
-            for entry in manifest.fetch_manifest_entry(io)
-        }
+        named = files_by_path(self._table, self._table.current_snapshot())
         if not named.keys() >= set(paths):
             raise SnapshotOutdated(self.label)
         return [named[path] for path in paths]
 
     def _data_file(self, file: WrittenFile, lsn_column: str) -> DataFile:
-        ids = {field.name: field.field_id for field in self._table.schema().fields}
-        least: dict[int, bytes] = {}
-        greatest: dict[int, bytes] = {}
+        bounds = {}
         if file.max_commit_lsn:
-            least[ids[lsn_column]] = to_bytes(LongType(), file.min_commit_lsn)
-            greatest[ids[lsn_column]] = to_bytes(LongType(), file.max_commit_lsn)
+            bounds[lsn_column] = file.min_commit_lsn, file.max_commit_lsn
             for each in file.ranges:
-                least[ids[each.column]] = to_bytes(LongType(), _number(each.least))
-                greatest[ids[each.column]] = to_bytes(LongType(), _number(each.greatest))
-        made = DataFile.from_args(
-            content=DataFileContent.DATA,
-            file_path=f"{self._table.location().rstrip('/')}/{file.path}",
-            file_format=FileFormat.PARQUET,
-            partition=Record(),
-            record_count=file.n_rows,
-            file_size_in_bytes=file.size,
-            column_sizes={},
-            value_counts={},
-            null_value_counts={},
-            nan_value_counts={},
-            lower_bounds=least,
-            upper_bounds=greatest,
-            key_metadata=None,
-            split_offsets=None,
-            equality_ids=None,
-            sort_order_id=None,
-        )
-        made.spec_id = self._table.metadata.default_spec_id
-        return made
+                bounds[each.column] = _number(each.least), _number(each.greatest)
+        return data_file(self._table, file.path, file.size, file.n_rows, bounds)
 
     def _staged(
         self, transaction: Transaction, producer: _SnapshotProducer[Any], expired: Sequence[Snapshot]
     ) -> StagedCommit:
-        line = self._line() if expired else ()
+        line = line_of(self._table.metadata) if expired else ()
         return StagedCommit(transaction, producer, expired, line, self._required(transaction))
 
-    def _line(self) -> set[int]:
-        """The snapshots that the main branch comes from, as far as they are there. It has to be asked before any of
-        them is expired: pyiceberg takes the parent from the oldest that is left."""
-        parents = {each.snapshot_id: each.parent_snapshot_id for each in self._table.metadata.snapshots}
-        found: set[int] = set()
-        at = self._table.metadata.current_snapshot_id
-        while at is not None and at in parents:
-            found.add(at)
-            at = parents[at]
-        return found
-
     def _expire(self, transaction: Transaction) -> list[Snapshot]:
-        """Have the commit remove the oldest snapshots, if there are many. The table's own properties may keep more."""
-        metadata = self._table.metadata
-        if len(metadata.snapshots) < KEPT_SNAPSHOTS + EXPIRES_EVERY:
-            return []
-        properties = metadata.properties
-        if properties.get("gc.enabled", "true").lower() == "false":
-            return []
-        by_id = {each.snapshot_id: each for each in metadata.snapshots}
-        kept: set[int] = set()
-        for name, ref in metadata.refs.items():
-            at: int | None = ref.snapshot_id
-            n_left = max(KEPT_SNAPSHOTS, int(properties.get(_KEEP, 1))) if name == MAIN_BRANCH else len(by_id)
-            while at in by_id and n_left > 0:
-                kept.add(at)
-                at, n_left = by_id[at].parent_snapshot_id, n_left - 1
-        if _KEEP_MS in properties:
-            now_ms = max(each.timestamp_ms for each in metadata.snapshots)
-            kept |= {
-                each.snapshot_id
-                for each in metadata.snapshots
-                if now_ms - each.timestamp_ms < int(properties[_KEEP_MS])
-            }
-        expired = [each for each in metadata.snapshots if each.snapshot_id not in kept]
+        """Have the commit remove the oldest snapshots, if there are many."""
+        expired = old_snapshots(self._table.metadata)
         if expired:
             ids = [each.snapshot_id for each in expired]
             transaction._stage((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}),))
@@ -566,23 +470,6 @@ class IcebergTable:
 def _sequence(metadata: IcebergMetadata) -> int:
     """How many snapshots were made; a table of format version 1 does not say."""
     return int(getattr(metadata, "last_sequence_number", 0))
-
-
-class _Append(Transaction):
-    """A transaction whose updates do not matter to the snapshot that it makes. pyiceberg's own copies all metadata of
-    the table each time that it is asked for them, fourteen times for a commit: half of what a commit costs."""
-
-    @property
-    def table_metadata(self) -> IcebergMetadata:
-        return self._table.metadata
-
-
-class _Replace(_OverwriteFiles):
-    """An overwrite that says what it is: pyiceberg (0.12) makes no snapshot that is a *replace*."""
-
-    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        found = super()._summary(snapshot_properties)
-        return Summary(operation=Operation.REPLACE, **found.additional_properties)
 
 
 def properties_of(about: TableMetadata) -> dict[str, str]:
@@ -598,7 +485,7 @@ def first_properties(
     return {
         "format-version": "2",
         TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
-        TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: str(EXPIRES_EVERY),
+        TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: str(expiring.EXPIRES_EVERY),
         TableProperties.MANIFEST_MERGE_ENABLED: "true",
         TableProperties.MANIFEST_TARGET_SIZE_BYTES: str(MANIFEST_BYTES),
         COLUMNS: _sources_json(sources),
@@ -638,12 +525,3 @@ def _number(value: int | str) -> int:
     moment = datetime.datetime.fromisoformat(value.removesuffix("Z")).replace(tzinfo=datetime.timezone.utc)
     since = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
     return (moment - since) // datetime.timedelta(microseconds=1)
-
-
-def bare(uri: str) -> str:
-    """A place without its scheme: programs write ``file:/x``, ``file:///x`` and ``/x``, ``s3:`` and ``s3a:``."""
-    scheme, colon, path = uri.partition(":")
-    if not colon or "/" in scheme:
-        return uri
-    path = path.lstrip("/")
-    return f"/{path}" if scheme == "file" else path

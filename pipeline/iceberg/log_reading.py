@@ -34,7 +34,8 @@ from pyiceberg.manifest import FileFormat, ManifestContent
 from pyiceberg.types import LongType
 
 from xidstream.pipeline.errors import StorageFault, Unsupported
-from xidstream.pipeline.iceberg.iceberg_table import LSN, bare
+from xidstream.pipeline.iceberg.catalogs import bare
+from xidstream.pipeline.iceberg.iceberg_table import LSN
 from xidstream.pipeline.iceberg.iceberg_types import RULES, arrow_type
 from xidstream.pipeline.log_tables.relation_history import VERSIONS
 

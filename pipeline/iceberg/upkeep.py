@@ -42,7 +42,7 @@ from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
 
 from xidstream.pipeline import events
-from xidstream.pipeline.iceberg.iceberg_table import bare
+from xidstream.pipeline.iceberg.catalogs import bare
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.locations import TRANSACTIONS
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock

@@ -1,1 +1,1 @@
-"""Base tables: plain Delta tables with the rows that the source's tables held at one LSN, refreshed from the log."""
+"""Base tables: plain tables with the rows that the source's tables held at one LSN, refreshed from the log."""

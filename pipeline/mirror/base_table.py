@@ -1,32 +1,32 @@
 """One base table under one mirror: what it holds, and the commits that replace its files.
 
-Each commit of rows carries three application transactions: ``mirror/SLOT`` is the LSN to which the table was brought,
+Each commit of rows sets three watermarks: ``mirror/SLOT`` is the LSN to which the table was brought,
 ``mirror/SLOT/place`` tells the generation it comes from, and ``mirror/SLOT/owner`` is the mirror's number. So a refresh
 that was cut short is taken up table by table, whatever the manifest says, and a mirror that was overtaken commits
-nothing more: deltalake refuses a commit when one of these moved since the table was looked at.
+nothing more: a commit is refused when one of these moved since the table was looked at.
 
 Added columns come in a commit of the metadata alone, ahead of the rows: the files there already have nulls in them. All
 other changes of the columns need the table written anew, which one commit does, too.
 
-Called by ``pipeline.mirror.refresh``. deltalake only, no Spark.
+A table that another program has changed such that its files do not tell its rows by themselves counts as one that was
+never filled (``StoredTable.is_as_made``): the next refresh builds it anew.
+
+Called by ``pipeline.mirror.refresh``. No Spark.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
-from deltalake.transaction import AddAction
 
+from xidstream.pipeline.changelog.base_stores import BaseStore, BoundedFile, StoredTable
 from xidstream.pipeline.changelog.manifest import KEEPS_ITS_LOG, check_owner
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.kept_tables import KeptTables
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -95,46 +95,51 @@ class BaseTable:
     """``label`` is ``schema.table``. Raises SnapshotOutdated from what commits: look at everything again. Raises
     Unsupported where another tool has deleted rows by deletion vectors."""
 
-    def __init__(self, writer: DeltaTableWriter, location: Location, marks: MirrorMarks) -> None:
+    def __init__(self, writer: StoredTable, marks: MirrorMarks) -> None:
         self._writer = writer
         self._marks = marks
-        self.location = location
+        self.location = writer.location
         self.label = writer.label
         check_owner(writer, marks.application_id, marks.owner)
         writer.check_plain()
         if writer.watermark(marks.lsn_id) == NOTHING and writer.files().num_rows:
             raise SinkFailed(
                 f"the base table of {self.label} was not written by a mirror of this slot",
-                remedy="give each slot a root of its own, or move away what stands below current/",
+                remedy="give each slot a root of its own, or move away what stands in the place of its base tables",
             )
 
     @classmethod
     def open_or_create(
         cls,
-        location: Location,
+        bases: BaseStore,
+        key: str,
         label: str,
         fields: Sequence[pa.Field],
         about: TableMetadata,
         marks: MirrorMarks,
-        kept: KeptTables | None = None,
     ) -> BaseTable:
-        columns = [_target(field) for field in fields]
-        writer = DeltaTableWriter.open_or_create(location, label, columns, about, kept=kept)
-        return cls(writer, location, marks)
+        return cls(bases.open_or_create(key, label, [_target(field) for field in fields], about), marks)
 
     @classmethod
-    def open(cls, location: Location, label: str, marks: MirrorMarks) -> BaseTable | None:
+    def open(cls, bases: BaseStore, key: str, label: str, marks: MirrorMarks) -> BaseTable | None:
         """None where there is no table that a mirror of this slot has filled."""
-        writer = DeltaTableWriter.open(location, label)
+        writer = bases.open(key, label)
         if writer is None or writer.watermark(marks.lsn_id) == NOTHING:
             return None
-        return cls(writer, location, marks)
+        return cls(writer, marks)
 
     @property
     def lsn(self) -> int:
-        """To which its last commit brought it; 0 for a table that was never filled, or was emptied since."""
+        """To which its last commit brought it; 0 for a table that was never filled, was emptied since, or has to be
+        filled anew."""
         found = self._writer.watermark(self._marks.lsn_id)
-        return NOTHING if found == self._writer.watermark(self._marks.emptied_id) else found
+        is_empty = found == self._writer.watermark(self._marks.emptied_id)
+        return NOTHING if is_empty or not self._writer.is_as_made else found
+
+    @property
+    def is_as_made(self) -> bool:
+        """Whether its files tell its rows by themselves."""
+        return self._writer.is_as_made
 
     @property
     def place(self) -> int:
@@ -148,6 +153,10 @@ class BaseTable:
     @property
     def fields(self) -> list[pa.Field]:
         return [column.field for column in self._writer.columns]
+
+    def file_schema(self, fields: Sequence[pa.Field]) -> pa.Schema:
+        """In which a file with these columns is written."""
+        return self._writer.file_schema(fields)
 
     @property
     def facts(self) -> BaseFacts:
@@ -221,7 +230,7 @@ class BaseTable:
         """Take all rows out of a table that is left out: the next refresh that has a state of it builds it anew."""
         lsn = self._writer.watermark(self._marks.lsn_id)
         marks = {**self._marks.versions(lsn, self.place), self._marks.emptied_id: lsn}
-        self._writer.swap([], None, marks)
+        self._writer.put([], None, marks)
 
     def _swap(
         self,
@@ -233,18 +242,17 @@ class BaseTable:
         columns: Sequence[TableColumn] | None = None,
         marks: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        now_ms = int(time.time() * 1000)
         added = [
-            AddAction(file.path, file.size_bytes, {}, now_ms, True, key.statistics(file.facts))
+            BoundedFile(file.path, file.size_bytes, file.facts.n_rows, key.bounds(file.facts))
             for file in new
             if file.facts.n_rows
         ]
         reach("base_written")
-        self._writer.swap(added, removed, {**self._marks.versions(lsn, place), **marks}, columns)
+        self._writer.put(added, removed, {**self._marks.versions(lsn, place), **marks}, columns)
         reach("base_committed")
 
 
-def facts_of(writer: DeltaTableWriter) -> BaseFacts:
+def facts_of(writer: StoredTable) -> BaseFacts:
     ours = {name: value for name, value in writer.properties.items() if name.startswith(PREFIX) and value}
     return BaseFacts(tuple(column.field for column in writer.columns), ours)
 

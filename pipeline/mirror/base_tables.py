@@ -36,21 +36,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from xidstream.pipeline.changelog.base_stores import BaseStore
 from xidstream.pipeline.changelog.generations import TableGeneration, generation_at
-from xidstream.pipeline.changelog.log_root import DeltaRoot, root_of
-from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current, has_commit
+from xidstream.pipeline.changelog.log_root import DeltaRoot, LogRoot, root_of
+from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter
 from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.delta.kept_tables import KeptTables
 from xidstream.pipeline.errors import (
     ComponentLost,
+    ConfigError,
     PreconditionMissing,
     StorageFault,
     Unsupported,
 )
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.mirror import rewrite
@@ -59,7 +59,7 @@ from xidstream.pipeline.mirror.catalog import Registered, Registration
 from xidstream.pipeline.mirror.pieces import THREADS
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresh, TableRefresher, directory_of
 from xidstream.pipeline.mirror.table_folder import Vacuumed
-from xidstream.pipeline.mirror.vacuum import vacuum
+from xidstream.pipeline.mirror.vacuum import DeltaTables, VacuumedTables, vacuum_tables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import labelled_table, table_label
 from xidstream.pipeline.settings.catalog_names import CatalogName
@@ -105,14 +105,12 @@ class BaseTables:
         storage_options: Mapping[str, str] | None = None,
         catalog: CatalogName | None = None,
     ) -> None:
-        root = root_of(uri, storage_options)
-        if root.delta_location is None:
-            raise Unsupported(
-                f"base tables are made from the change log of a Delta sink, not from {root.name}",
-                remedy="read states of this log with ChangeLog.as_of, or give the sink delta:URI",
-            )
-        self._root = root.delta_location
         self._kept = KeptTables()
+        self._stored: LogRoot = root_of(uri, storage_options)
+        self._root = self._stored.delta_location
+        if self._root is not None:
+            self._stored = DeltaRoot(self._root, self._kept)
+        self._bases = self._stored.bases(makes=True)
         self._seen: SlotLog | None = None
         self._slot = slot
         self._file_bytes = file_bytes
@@ -124,6 +122,11 @@ class BaseTables:
         self._facts: dict[str, BaseFacts] = {}
         self._registration: Registration | None = None
         if catalog is not None:
+            if self._root is None:
+                raise ConfigError(
+                    f"mirror_catalog is for Delta tables: base tables of {self._stored.name} are in its catalog",
+                    remedy="leave mirror_catalog out",
+                )
             from xidstream.pipeline.mirror.glue_catalog import GlueCatalog
 
             self._registration = Registration(self._root, GlueCatalog(catalog, self._root))
@@ -167,7 +170,8 @@ class BaseTables:
                 manifest = self._claimed(log)
                 for _ in range(ATTEMPTS):
                     try:
-                        return vacuum(self._root, log.application_id, manifest, retention, check, self._ages)
+                        tables = self._vacuumed(log.application_id)
+                        return vacuum_tables(tables, manifest, retention, check, self._ages)
                     except SnapshotOutdated:
                         self._forget()
         except Exception as error:
@@ -202,15 +206,26 @@ class BaseTables:
             self._busy.release()
 
     def _log(self) -> SlotLog:
-        return SlotLog(DeltaRoot(self._root, self._kept), self._slot)
+        return SlotLog(self._stored, self._slot)
+
+    def _vacuumed(self, application_id: str) -> VacuumedTables:
+        if self._root is not None:
+            return DeltaTables(self._root, application_id)
+        # It imports pyiceberg, which may not be there.
+        from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
+        from xidstream.pipeline.mirror.iceberg_vacuum import IcebergVacuumedTables
+
+        assert isinstance(self._bases, IcebergBases), "the log has Delta tables, or Iceberg tables"
+        return IcebergVacuumedTables(self._bases, application_id)
 
     def _forget(self) -> None:
         self._kept.forget()
+        self._bases.forget()
         self._seen = None
 
     def _claimed(self, log: SlotLog) -> ManifestWriter:
         if self._manifest is None:
-            manifest = ManifestWriter(self._root, log.application_id, self._kept)
+            manifest = ManifestWriter(self._bases, log.application_id)
             manifest.claim()
             self._manifest = manifest
         return self._manifest
@@ -232,13 +247,13 @@ class BaseTables:
         lines = {line.table: line for line in manifest.newest()}
         marks = MirrorMarks(log.application_id, manifest.owner)
         generations = log.generations()
-        kept = {line.table: line for line in _untouched(self._root, log, generations, lines.values(), lsn)}
+        kept = {line.table: line for line in _untouched(self._bases, log, generations, lines.values(), lsn)}
         tables, left_out = _tables_at(log, lsn, generations, kept)
         done: list[tuple[TableAt, TableRefresh]] = []
 
         def refresher(table: TableAt) -> TableRefresher:
             line = lines.get(table.shape.table)
-            return TableRefresher(self._root, marks, table, line, self._file_bytes, check, self._kept)
+            return TableRefresher(self._bases, marks, table, line, self._file_bytes, check, self._kept)
 
         for_spark = []
         with ThreadPoolExecutor(THREADS, thread_name_prefix="xidstream-mirror-table") as threads:
@@ -265,7 +280,7 @@ class BaseTables:
                     except Unsupported as error:
                         left_out[table.shape.table] = error.message
         self._mark(left_out, marks)
-        named = _lines(log.application_id, lsn, done, kept.values())
+        named = _lines(self._bases, log.application_id, lsn, done, kept.values())
         if named:
             reach("committing_manifest")
             manifest.append(named, n_erasures)
@@ -288,9 +303,8 @@ class BaseTables:
         for label, reason in left_out.items():
             name = labelled_table(label)
             assert name is not None, label
-            location = current(self._root).child(locations.encode_table(*name))
             with suppress(Unsupported):  # what another tool did to it is the reason, and told
-                if (base := BaseTable.open(location, label, marks)) is not None:
+                if (base := BaseTable.open(self._bases, self._bases.key_of(*name), label, marks)) is not None:
                     base.leave_out(reason)
 
 
@@ -319,7 +333,7 @@ def _check_of(is_given_up: Callable[[], bool], message: str) -> Callable[[], Non
 
 
 def _untouched(
-    root: Location,
+    bases: BaseStore,
     log: SlotLog,
     generations: Generations,
     lines: Iterable[ManifestLine],
@@ -338,8 +352,7 @@ def _untouched(
         with suppress(PreconditionMissing):
             generation = generation_at(line.table, generations.get(line.table, []), lsn)
             is_same = (generation.number, int(generation.bounds.place)) == (line.generation, line.place)
-            location = current(root).child(line.directory)
-            if is_same and not has_commit(location, line.version + 1):
+            if is_same and bases.is_newest(line.directory, line.version):
                 yield line
 
 
@@ -360,6 +373,7 @@ def _tables_at(
 
 
 def _lines(
+    bases: BaseStore,
     application_id: str,
     lsn: int,
     done: Sequence[tuple[TableAt, TableRefresh]],
@@ -372,7 +386,7 @@ def _lines(
             lsn,
             now,
             table.shape.table,
-            directory_of(table),
+            directory_of(bases, table),
             table.generation.number,
             int(table.generation.bounds.place),
             refreshed.version,

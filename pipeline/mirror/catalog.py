@@ -34,8 +34,8 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from xidstream.pipeline.changelog.manifest import ManifestLine, current
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.changelog.delta_bases import DeltaBase, current
+from xidstream.pipeline.changelog.manifest import ManifestLine
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING
@@ -230,7 +230,7 @@ class Registration:
 
 def _read(location: Location, label: str, application_id: str) -> BaseFacts | None:
     """None where there is no base table of this slot, or none with rows of a moment any more."""
-    writer = DeltaTableWriter.open(location, label)
+    writer = DeltaBase.open(location, label)
     if writer is None:
         return None
     marks = MirrorMarks(application_id, 0)

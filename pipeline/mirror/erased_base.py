@@ -34,8 +34,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.changelog.manifest import ManifestWriter, base_of, current, read_lines
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.changelog.delta_bases import DeltaBase, DeltaBases, current
+from xidstream.pipeline.changelog.manifest import ManifestWriter, base_of, read_lines
 from xidstream.pipeline.delta.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
@@ -78,11 +78,11 @@ def keys_of_base(
     location: Location, label: str, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]
 ) -> RowsOfKeys | None:
     """The keys in the types of a base table; None where there is no base table. ``held``: of the log's table."""
-    writer = DeltaTableWriter.open(location, label)
+    writer = DeltaBase.open(location, label)
     return None if writer is None else _keys_of(writer, keys, held)
 
 
-def _keys_of(writer: DeltaTableWriter, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]) -> RowsOfKeys:
+def _keys_of(writer: DeltaBase, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]) -> RowsOfKeys:
     there = {column.name: column.type for column in writer.columns}
     mine = {
         name: [HeldIn(name, there[name], columns[0].pg_type)]
@@ -109,7 +109,7 @@ def erase_base(
     """
     location = base_location(root, label)
     for _ in range(ATTEMPTS):
-        writer = DeltaTableWriter.open(location, label)
+        writer = DeltaBase.open(location, label)
         if writer is None:
             return None
         try:
@@ -120,9 +120,9 @@ def erase_base(
             )
             done = _rewritten(writer, location, slot, label, wanted, check, is_in_earlier=is_in_earlier)
             reach("base_erased")
-            writer = DeltaTableWriter.open(location, label)
+            writer = DeltaBase.open(location, label)
             assert writer is not None
-            ManifestWriter(root, slot).take_back(
+            ManifestWriter(DeltaBases(root), slot).take_back(
                 location.uri.rpartition("/")[2], writer.watermark(_erased_id(slot)), done.version
             )
             if done.n_rows or is_in_earlier:
@@ -141,7 +141,7 @@ def named_rows(
     """Whether the base table, or a version of it that the manifest names, has a row of the keys. The other parameters
     are those of ``erase_base``. Raises OSError and what pyarrow and deltalake raise."""
     location = base_location(root, label)
-    writer = DeltaTableWriter.open(location, label)
+    writer = DeltaBase.open(location, label)
     if writer is None:
         return False
     wanted = _keys_of(writer, keys, held)
@@ -149,12 +149,12 @@ def named_rows(
     return any(_has_row(location, path, wanted) for path in dict.fromkeys(paths))
 
 
-def _earlier_files(writer: DeltaTableWriter, root: Location, slot: str) -> list[str]:
+def _earlier_files(writer: DeltaBase, root: Location, slot: str) -> list[str]:
     """The files of versions that the manifest names, without those of the table now, relative to the table."""
     location = writer.location
     directory = location.uri.rpartition("/")[2]
-    lines = [line for line in read_lines(root, slot) if line.directory == directory]
-    versions = [line.version for line in lines if base_of(root, line) is not None]
+    lines = [line for line in read_lines(DeltaBases(root), slot) if line.directory == directory]
+    versions = [line.version for line in lines if base_of(DeltaBases(root), line) is not None]
     if not versions:
         return []
     found = {path[len(location.uri) + 1 :] for path in files_of_versions(location, versions)}
@@ -174,7 +174,7 @@ def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> tuple[li
     """The paths, below the table's folder, of files that its present version does not have and that have such rows; and
     of files of its Delta log that have such a key as a file's lowest or highest. Then those that no commit ever named
     and that have no such row. Raises OSError and what pyarrow raises."""
-    writer = DeltaTableWriter.open(location, label)
+    writer = DeltaBase.open(location, label)
     if writer is None:
         return [], []
     named = set(writer.files()["path"].to_pylist())
@@ -199,7 +199,7 @@ def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> tuple[li
 def in_work_in_base(location: Location, label: str, known: Set[str]) -> list[str]:
     """Files that no commit has named, without those that are ``known``: of a refresh at work, or of one that had read
     the log before it was erased from, and that the next vacuum removes. Raises OSError."""
-    writer = DeltaTableWriter.open(location, label)
+    writer = DeltaBase.open(location, label)
     if writer is None:
         return []
     known = known | set(writer.files()["path"].to_pylist()) | set(writer.removed_files(0))
@@ -210,11 +210,11 @@ def in_work_in_base(location: Location, label: str, known: Set[str]) -> list[str
 def remove_copies(root: Location, slot: str, label: str, keys: RowsOfKeys) -> None:
     """Remove what ``copies_in_base`` finds, also from under whoever reads it. Raises as that, and StorageFault."""
     location = base_location(root, label)
-    writer = DeltaTableWriter.open(location, label)
+    writer = DeltaBase.open(location, label)
     if writer is None:
         return
     directory = location.uri.rpartition("/")[2]
-    manifest = ManifestWriter(root, slot)
+    manifest = ManifestWriter(DeltaBases(root), slot)
     manifest.forget_retired(directory)
     for path in copies_in_base(location, keys, label)[0]:
         if not path.startswith(f"{LOG}/"):
@@ -230,7 +230,7 @@ def _erased_id(slot: str) -> str:
 
 
 def _rewritten(
-    writer: DeltaTableWriter,
+    writer: DeltaBase,
     location: Location,
     slot: str,
     label: str,
@@ -241,7 +241,7 @@ def _rewritten(
 ) -> ErasedBase:
     """``is_in_earlier``: a version that the manifest names has such rows, whatever the table has now."""
     owner_id = f"mirror/{slot}/owner"
-    base = BaseTable(writer, location, MirrorMarks(slot, writer.watermark(owner_id)))
+    base = BaseTable(writer, MirrorMarks(slot, writer.watermark(owner_id)))
     if base.lsn == NOTHING:
         # A first refresh is at work.
         writer.swap([], [], {owner_id: writer.watermark(owner_id)})
@@ -276,7 +276,7 @@ def _rewritten(
 
 def _discard(location: Location, label: str, directory: str) -> None:
     """Remove what no commit names: one whose answer was lost may."""
-    writer = DeltaTableWriter.open(location, label)
+    writer = DeltaBase.open(location, label)
     if writer is not None and not any(p.startswith(directory) for p in writer.files()["path"].to_pylist()):
         attempt_files.remove(location, directory)
 

@@ -1,13 +1,13 @@
-"""The lowest and highest key of a base table's file: from its Parquet footer into the Delta log, and back.
+"""The lowest and highest key of a base table's file: from its Parquet footer into what the table says of it, and back.
 
 Integers, text, dates and timestamps have ranges. Decimals have none, because a Delta log has them as JSON numbers,
 which readers take for floats. Floats have none because of NaN, and booleans and bytes because it would not pay. A key
 of such columns alone is right all the same: the table is then written as a whole (``pipeline.mirror.refresh``).
 
 Values are kept as Parquet stores them: a date is days, a timestamp is microseconds, both since 1970. So years that
-Python's datetime does not know are no trouble. In the log a timestamp has milliseconds, as Delta wants it, so a file's
-lowest is rounded down and its highest up. A file with a key that its column cannot hold (infinity, which is null there)
-or beyond the year 9999 has no range.
+Python's datetime does not know are no trouble. A Delta log has them otherwise (``changelog.delta_bases``), with
+milliseconds of a timestamp, so a file's lowest is rounded down and its highest up. A file with a key that its column
+cannot hold (infinity, which is null there) or beyond the year 9999 has no range.
 
 Other engines skip files by the same statistics. ``delta.dataSkippingStatsColumns`` must name the columns that have them
 in each file, and no other (see ``pipeline.log_tables.table_metadata``). deltalake reads there no names but plain ones:
@@ -18,7 +18,6 @@ of a dataset then finds nothing (deltalake 1.6.6). So a column with such a name 
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from xidstream.pipeline.changelog.base_stores import Bounds
 from xidstream.pipeline.changelog.manifest import OWN_FILES
 from xidstream.pipeline.log_tables.table_metadata import STATISTICS
 from xidstream.pipeline.mirror.plan import KeyRange
@@ -96,18 +96,15 @@ class RangedKey:
             found = None
         return FileFacts(footer.num_rows, found)
 
-    def statistics(self, facts: FileFacts) -> str:
-        """The JSON of an add action."""
-        stats: dict[str, Any] = {"numRecords": facts.n_rows}
-        if facts.range is not None:
-            names, types = self.columns, self.types
-            stats["minValues"] = dict(zip(names, map(_json_low, facts.range.low, types), strict=True))
-            stats["maxValues"] = dict(zip(names, map(_json_high, facts.range.high, types), strict=True))
-            stats["nullCount"] = dict.fromkeys(names, 0)
-        return json.dumps(stats)
+    def bounds(self, facts: FileFacts) -> dict[str, Bounds]:
+        """What a commit is to say of the file; nothing where it has no range."""
+        if facts.range is None:
+            return {}
+        sides = zip(self.types, facts.range.low, facts.range.high, strict=True)
+        return {name: Bounds(*each) for name, each in zip(self.columns, sides, strict=True)}
 
     def ranges_in(self, files: pa.Table) -> list[KeyRange | None]:
-        """The ranges of the files that ``DeltaTableWriter.files`` lists. None for a file that no mirror has written:
+        """The ranges of the files that ``StoredTable.files`` lists. None for a file that no mirror has written:
         deltalake's ``optimize`` cuts a timestamp's highest value to milliseconds, which is no bound."""
         if not self.columns:
             return [None] * files.num_rows
@@ -161,20 +158,3 @@ def _bounds(footer: Any, name: str) -> tuple[Any, Any] | None:
         lows.append(low.decode() if isinstance(low, bytes) else low)
         highs.append(high.decode() if isinstance(high, bytes) else high)
     return (min(lows), max(highs)) if lows else None
-
-
-def _json_low(value: Any, type_: pa.DataType) -> Any:
-    return _json(value - value % 1000 if pt.is_timestamp(type_) else value, type_)
-
-
-def _json_high(value: Any, type_: pa.DataType) -> Any:
-    return _json(value + -value % 1000 if pt.is_timestamp(type_) else value, type_)
-
-
-def _json(value: Any, type_: pa.DataType) -> Any:
-    if pt.is_date32(type_):
-        return (_EPOCH + datetime.timedelta(days=value)).date().isoformat()
-    if pt.is_timestamp(type_):
-        text = (_EPOCH + datetime.timedelta(microseconds=value)).isoformat(timespec="milliseconds")
-        return text if type_.tz is None else f"{text}Z"
-    return value

@@ -19,7 +19,7 @@ For each table there is one of four answers, and ``what_to_do`` decides it:
 - *swap*: the usual one, only touched files (``pipeline.mirror.swap``).
 
 Another mirror of the slot makes itself known in the manifest, and this one ends with Superseded at its next look. What
-it has in hand then is refused by Delta (``pipeline.mirror.base_table``).
+it has in hand then no table takes (``pipeline.mirror.base_table``).
 
 Rejected: upserting every batch of the sink. It writes files anew at each commit, keeps the sink from its next batch,
 and readers of two tables see two moments.
@@ -38,9 +38,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from xidstream.pipeline.changelog.base_stores import BaseStore
 from xidstream.pipeline.changelog.fold import base_alone, fold
 from xidstream.pipeline.changelog.log_table import DeltaLogTable, LogFile
-from xidstream.pipeline.changelog.manifest import ManifestLine, current
+from xidstream.pipeline.changelog.manifest import ManifestLine
 from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.small_fold import SmallTable, small_table
 from xidstream.pipeline.changelog.table_at import LogRows, TableAt
@@ -50,7 +51,6 @@ from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.file_rows import in_schema
-from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.table_metadata import TYPES
 from xidstream.pipeline.mirror import rewrite
@@ -75,6 +75,7 @@ from xidstream.pipeline.mirror.plan import (
 )
 from xidstream.pipeline.mirror.swap import Swap, base_rows, new_directory
 from xidstream.pipeline.mirror.tail_rows import net_of
+from xidstream.pipeline.pg_rules import labelled_table
 from xidstream.pipeline.spark.parquet_frames import is_read_as_named
 from xidstream.pipeline.spark.spark_schemas import arrow_type, quoted, spark_schema
 
@@ -93,7 +94,8 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True)
 class TableRefresh:
-    """What was done with one table. ``version`` is Delta's. Bytes and files are those of the new and removed ones."""
+    """What was done with one table. ``version``: of the base table. Bytes and files are those of the new and removed
+    ones."""
 
     table: str
     answer: Answer
@@ -148,7 +150,7 @@ class TableRefresher:
 
     def __init__(
         self,
-        root: Location,
+        bases: BaseStore,
         marks: MirrorMarks,
         log: TableAt,
         line: ManifestLine | None,
@@ -174,9 +176,9 @@ class TableRefresher:
             raise Unsupported(
                 f"table {self._label}: Spark cannot write a column with ${{ in its name; `ChangeLog.as_of` reads it"
             )
-        location = current(root).child(directory_of(log))
         about = about_base(self._label, log.shape.key, self._key, types_of(log))
-        self._base = BaseTable.open_or_create(location, self._label, self._fields, about, marks, kept)
+        key = directory_of(bases, log)
+        self._base = BaseTable.open_or_create(bases, key, self._label, self._fields, about, marks)
         if self._base.lsn > lsn:
             raise SnapshotOutdated(self._label)  # A refresh that went further: look at the log again.
         self._about = about
@@ -252,6 +254,12 @@ class TableRefresher:
         )
         if answer in (Answer.BUILD, Answer.REWRITE) and self._small is not None:
             return self._write_small(answer, self._small)
+        if answer is Answer.BUILD and log.contained_upto < log.cut and not base.is_as_made:
+            raise Unsupported(
+                f"the base table of {self._label} was changed by another program, and the log that it could be built "
+                "from anew was shortened",
+                remedy=f"take a new snapshot: `xidstream snapshot request --table {self._label}`",
+            )
         if answer is Answer.BUILD:
             texts = log.by_key.snapshot(self._session).frame
             return self._write_all(answer, log.snapshot(self._session), texts, *self._tail(0))
@@ -282,7 +290,7 @@ class TableRefresher:
         reach("writing_base")
         rows = small.rows
         fields = [*self._fields, TEXT_FIELD] if TEXT_FIELD.name in rows.column_names else self._fields
-        schema = pa.schema(fields)
+        schema = self._base.file_schema(fields)
         n_files = n_files_for(small.n_bytes, self._file_bytes)
         n_rows = -(-rows.num_rows // n_files)
         directory, paths = new_directory(), list[str]()
@@ -330,7 +338,7 @@ class TableRefresher:
             rewrite.cut(folded, self._key.ahead_in(self._shape.key or ()), n_files),
             self._base.location,
             directory,
-            pa.schema(fields),
+            self._base.file_schema(fields),
         )
         return self._replace_all(answer, paths, fields)
 
@@ -374,6 +382,8 @@ class TableRefresher:
         """Raise SnapshotOutdated where keys were erased from the log since it was opened. What comes after this look,
         the base table's own commit tells (``erased_base``)."""
         opened = self._log.log_table
+        if not isinstance(opened, DeltaLogTable):
+            return  # `xidstream erase` is for Delta alone
         before = opened.watermark(ERASURES)  # asked first: the look moves the handle on
         if DeltaLogTable(opened.location, kept=self._kept).watermark(ERASURES) != before:
             raise SnapshotOutdated(self._label)
@@ -390,9 +400,11 @@ class TableRefresher:
         return TableRefresh(self._label, answer, base.version, len(new), n_bytes, n_removed, base.facts)
 
 
-def directory_of(log: TableAt) -> str:
-    """The directory of the base table below ``current``. It is named as that of the log's table below the root."""
-    return log.log_table.location.uri.rpartition("/")[2]
+def directory_of(bases: BaseStore, log: TableAt) -> str:
+    """What the manifest calls the base table. It is named as the log's table is."""
+    name = labelled_table(log.shape.table)
+    assert name is not None, log.shape.table
+    return bases.key_of(*name)
 
 
 def types_of(log: TableAt) -> dict[str, str]:

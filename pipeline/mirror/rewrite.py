@@ -5,7 +5,8 @@ read them. Their directory goes with the refresh, or with the next vacuum.
 
 In folders Spark reads and writes the files itself, and no row passes through Python. Its wheels have no connector for
 object stores, so there pyarrow does it in the executors, as for the log (``parquet_frame``, ``WriteParts``): a task
-holds a record batch that it reads and a row group that it writes, however large its file is.
+holds a record batch that it reads and a row group that it writes, however large its file is. So are files written that
+need field ids (Iceberg's), which Spark's writer does not give.
 
 Of a large swap, what comes to the driver is one count for each touched file and each slot. A touched file's new version
 is its rows without the net keys (a left anti join, the keys are broadcast), and after them its net rows that are not
@@ -249,13 +250,18 @@ def write_net(net: DataFrame, table: Location, directory: str, schema: pa.Schema
 def _written(
     rows: DataFrame, table: Location, directory: str, schema: pa.Schema, options: Mapping[str, str]
 ) -> list[str]:
-    if not table.is_local:
+    if not table.is_local or has_ids(schema):
         found = rows.mapInArrow(WriteParts(table, directory, schema, is_plain=bool(options)), "path string")
         return sorted(path for (path,) in found.collect())
     folder = f"{table.uri}/{directory}"
     options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false", **options}
     rows.write.options(**options).parquet(f"file://{folder}")
     return [f"{directory}/{name}" for name in sorted(os.listdir(folder)) if name.endswith(".parquet")]
+
+
+def has_ids(schema: pa.Schema) -> bool:
+    """Whether the columns of the files are to have field ids."""
+    return any(b"PARQUET:field_id" in (field.metadata or {}) for field in schema)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Swap:
         if not local_swap.fits(groups):
             return None
         reach("writing_base")
-        schema = pa.schema(self.base.fields)
+        schema = self.base.file_schema(self.base.fields)
         swap = local_swap.LocalSwap(self.base.location, schema, files, net, self._key, self.check)
         return Swapped(swap.write(groups, new_directory()), groups)
 
@@ -191,7 +191,7 @@ class Swap:
         names = [field.name for field in fields]
         old = [base_rows(self.session(), self.base, [files[i] for i in g.files], fields) for g in groups]
         frame = rewrite.group_frame(groups, old, net, self._key, names, n_keys)
-        return rewrite.write_files(frame, self.base.location, new_directory(), pa.schema(fields))
+        return rewrite.write_files(frame, self.base.location, new_directory(), self.base.file_schema(fields))
 
 
 def base_rows(

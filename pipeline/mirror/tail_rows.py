@@ -6,7 +6,7 @@ folds it (``pipeline.changelog.fold``), with chains of keys and unchanged values
 So it is None, too:
 
 - for rows that the table's snapshot may contain, which is a base below its ``valid_from``;
-- where a column has its values in several Delta columns;
+- where a column has its values in several columns of the log, or files call it otherwise than the table does;
 - for keys that Arrow compares in another way than PostgreSQL, or that have a null;
 - for more rows than this process is to hold (``local_swap.NET_ROWS``). They are counted while they are read.
 
@@ -63,6 +63,8 @@ def net_of(
     pyarrow raises."""
     shape, key = log.shape, log.shape.key or ()
     if since < log.generation.bounds.valid_from or not _is_plain(shape, fields):
+        return None
+    if log.log_table.held_columns(files) is not None:
         return None
     stored = SmallFilesWhole(log.log_table.location, {file.path: file.n_bytes for file in files})
     reading = _Reading(stored, shape, since, log.lsn, texts)

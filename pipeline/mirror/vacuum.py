@@ -1,5 +1,8 @@
 """Removes what no reader needs any more: lines of the manifest, and files of base tables.
 
+The rule is the same for every format. What a format does for it are ``VacuumedTables``: those of Delta are here, those
+of Iceberg in ``iceberg_vacuum``.
+
 A reader takes the newest lines of the manifest and then reads files, for as long as it likes up to ``retention``. So a
 line is needed until the refresh after it is older than that. Lines go first, in one commit. Then, of each base table,
 all files go that neither a version that is still named needs, nor the present version: the next refresh starts from
@@ -9,7 +12,7 @@ versions is read from it (``short_log``). A crash in between leaves files, which
 Nobody may lose a file by that, and other mirrors of the slot may be at work:
 
 - An *earlier* mirror, which does not know yet that it was overtaken: each table gets this mirror's number
-  (``ManifestWriter.claim``) before a file of it is removed. Delta then refuses what the earlier one has in hand.
+  (``ManifestWriter.claim``) before a file of it is removed. What the earlier one has in hand is refused then.
 - A *later* mirror may take over at any moment. So the order is: list the folder; open the table anew, and find out what
   is needed; look whether this mirror was overtaken; remove, of what was listed alone. Who takes over after that look
   writes files that were not listed, and begins with a version whose files stay. Who took over ahead of it is seen.
@@ -45,12 +48,13 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from deltalake import DeltaTable
 
-from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, check_owner, current
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter
+from xidstream.pipeline.changelog.base_stores import BaseStore
+from xidstream.pipeline.changelog.delta_bases import DeltaBase, DeltaBases, current
+from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, check_owner
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.attempt_files import Below, store_of
@@ -85,11 +89,57 @@ def vacuum(
     Raises Superseded where another mirror has taken over: then nothing was removed that it can know. SnapshotOutdated
     where others have committed meanwhile: begin again. OSError for files.
     """
+    return vacuum_tables(DeltaTables(root, application_id), manifest, retention, check, ages)
+
+
+class VacuumedTables(Protocol):
+    """The base tables of one slot, and their manifest. ``place``: whose clock counts."""
+
+    application_id: str
+
+    @property
+    def bases(self) -> BaseStore: ...
+
+    @property
+    def place(self) -> Location: ...
+
+    def directories(self) -> list[str]:
+        """The base tables that there are, of any slot, as the manifest calls them."""
+        ...
+
+    def remove(self, directory: str) -> Vacuumed | None:
+        """All of a table; None where this cannot be done in one step: it is emptied then."""
+        ...
+
+    def vacuum_table(
+        self,
+        directory: str,
+        manifest: ManifestWriter,
+        named: set[int],
+        grace: datetime.timedelta,
+        check: Callable[[], None],
+    ) -> Vacuumed:
+        """The steps are in the order that the module's head gives reasons for."""
+        ...
+
+    def shorten_manifest(self, retention: datetime.timedelta, grace: datetime.timedelta) -> None:
+        """The manifest's own files that were removed from it, and its log."""
+        ...
+
+
+def vacuum_tables(
+    tables: VacuumedTables,
+    manifest: ManifestWriter,
+    retention: datetime.timedelta,
+    check: Callable[[], None] = lambda: None,
+    ages: WatchedClock | None = None,
+) -> Vacuumed:
+    """The other parameters, and what it raises: ``vacuum``."""
     check()
     manifest.check()
     believed = _Believed(ages or WatchedClock(), manifest)
     grace, retention = believed.age(GRACE), believed.age(retention)
-    before = _now(root) - retention
+    before = _now(tables.place) - retention
     manifest.forget(before)
     reach("vacuuming_base")
     check()
@@ -97,27 +147,59 @@ def vacuum(
     for line in (*manifest.lines(), *manifest.retired_lines()):
         named.setdefault(line.directory, set()).add(line.version)
     vacuumed = Vacuumed()
-    for directory in _directories(root):
+    for directory in tables.directories():
         check()
-        location = current(root).child(directory)
-        if directory not in named and _is_gone(location, application_id, manifest, before):
+        if directory not in named and _is_gone(tables, directory, manifest, before):
             manifest.check()
-            if location.is_local:
-                vacuumed += _remove(location)
+            removed = tables.remove(directory)
+            if removed is not None:
+                vacuumed += removed
                 continue
-            _empty(location, application_id, manifest)
-        vacuumed += _vacuum_table(
-            location, application_id, manifest, named.get(directory, set()), grace, check
-        )
+            _empty(tables, directory, manifest)
+        vacuumed += tables.vacuum_table(directory, manifest, named.get(directory, set()), grace, check)
     check()
-    _shorten_manifest(root, retention, grace)
+    tables.shorten_manifest(retention, grace)
     return vacuumed
 
 
-def _now(root: Location) -> datetime.datetime:
+class DeltaTables:
+    """``VacuumedTables`` below ``root``."""
+
+    def __init__(self, root: Location, application_id: str) -> None:
+        self._root = root
+        self.application_id = application_id
+        self.bases = DeltaBases(root)
+
+    @property
+    def place(self) -> Location:
+        return current(self._root)
+
+    def directories(self) -> list[str]:
+        return _directories(self._root)
+
+    def remove(self, directory: str) -> Vacuumed | None:
+        location = current(self._root).child(directory)
+        return _remove(location) if location.is_local else None
+
+    def vacuum_table(
+        self,
+        directory: str,
+        manifest: ManifestWriter,
+        named: set[int],
+        grace: datetime.timedelta,
+        check: Callable[[], None],
+    ) -> Vacuumed:
+        location = current(self._root).child(directory)
+        return _vacuum_table(location, self.application_id, manifest, named, grace, check)
+
+    def shorten_manifest(self, retention: datetime.timedelta, grace: datetime.timedelta) -> None:
+        _shorten_manifest(self._root, retention, grace)
+
+
+def _now(place: Location) -> datetime.datetime:
     """By this machine's clock, or by that of the file system or the store, where that is earlier: lines may be stamped
     by another machine, and this one's clock be ahead of it."""
-    theirs = datetime.datetime.fromtimestamp(now_s_of(current(root)), datetime.timezone.utc)
+    theirs = datetime.datetime.fromtimestamp(now_s_of(place), datetime.timezone.utc)
     return min(datetime.datetime.now(datetime.timezone.utc), theirs)
 
 
@@ -137,12 +219,12 @@ class _Believed:
 
 
 def _is_gone(
-    location: Location, application_id: str, manifest: ManifestWriter, before: datetime.datetime
+    tables: VacuumedTables, directory: str, manifest: ManifestWriter, before: datetime.datetime
 ) -> bool:
     """Whether it is a base table of this slot that was left out before then. No line of the manifest names it."""
-    marks = MirrorMarks(application_id, manifest.owner)
+    marks = MirrorMarks(tables.application_id, manifest.owner)
     try:
-        base = BaseTable.open(location, _directory(location), marks)
+        base = BaseTable.open(tables.bases, directory, directory, marks)
     except Unsupported:
         return False  # another tool has written to it: somebody's work
     return base is not None and base.left_out_since is not None and base.left_out_since < before
@@ -159,8 +241,9 @@ def _remove(location: Location) -> Vacuumed:
     return Vacuumed(len(folder.files), sum(status.n_bytes for status in folder.files.values()))
 
 
-def _empty(location: Location, application_id: str, manifest: ManifestWriter) -> None:
-    base = BaseTable.open(location, _directory(location), MirrorMarks(application_id, manifest.owner))
+def _empty(tables: VacuumedTables, directory: str, manifest: ManifestWriter) -> None:
+    marks = MirrorMarks(tables.application_id, manifest.owner)
+    base = BaseTable.open(tables.bases, directory, directory, marks)
     if base is not None and base.lsn != NOTHING:
         base.empty()
 
@@ -189,9 +272,8 @@ def _vacuum_table(
     grace: datetime.timedelta,
     check: Callable[[], None],
 ) -> Vacuumed:
-    """The steps are in the order that the module's head gives reasons for."""
     folder = TableFolder.listed(location)
-    writer = DeltaTableWriter.open(location, _directory(location))
+    writer = DeltaBase.open(location, _directory(location))
     if writer is None or writer.watermark(f"mirror/{application_id}") == NOTHING:
         return Vacuumed()
     check_owner(writer, application_id, manifest.owner)
@@ -209,7 +291,6 @@ def _vacuum_table(
 
 
 def _shorten_manifest(root: Location, retention: datetime.timedelta, grace: datetime.timedelta) -> None:
-    """The manifest's own files that were removed from it, and its log."""
     location = current(root).child(MANIFEST)
     folder = TableFolder.listed(location)
     present = int(DeltaTable(location.uri, storage_options=location.storage_options).version())

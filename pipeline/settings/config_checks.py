@@ -18,7 +18,6 @@ from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream
 from xidstream.pipeline.settings.addresses import host_and_port
 from xidstream.pipeline.settings.catalog_names import CatalogName
 from xidstream.pipeline.settings.file_modes import check_mode
-from xidstream.pipeline.settings.log_retention import LogRetention
 from xidstream.pipeline.settings.modes import SnapshotMode, SparkMode
 from xidstream.pipeline.settings.sizes import check_executor_memory
 
@@ -69,12 +68,6 @@ def check_values(config: Config) -> None:
     if not 60 <= duration_s(config.mirror_retention, "mirror_retention") <= 86_400 * 366:
         raise ConfigError(f"mirror_retention must be from 1min to 366d, got {config.mirror_retention!r}")
     CatalogName.parse(config.mirror_catalog)
-    has_no_base = config.sink_kind.is_log and not config.sink_kind.has_base_tables
-    if has_no_base and LogRetention.parse(config.log_retention).needs_base:
-        raise ConfigError(
-            f"log_retention cannot be base: a change log in {config.sink_kind.name} tables has no base tables",
-            remedy="give a time (30d) or a size (100 GB), or --sink delta:URI",
-        )
     if config.log_layout and config.sink_kind.is_log and not config.sink_kind.orders_rows:
         raise ConfigError(
             f"log_layout is for a Delta sink: merges of small files of {config.sink_kind.name} tables order no rows",

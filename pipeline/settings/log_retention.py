@@ -76,11 +76,6 @@ class LogRetention:
         return first_fitting(table, self.by_pattern, self.others)
 
     @property
-    def needs_base(self) -> bool:
-        """Whether some tables are cut by their base tables."""
-        return any(each.is_base for each in (self.others, *(each for _, each in self.by_pattern)))
-
-    @property
     def keeps_all(self) -> bool:
         return all(each.keeps_all for each in (self.others, *(each for _, each in self.by_pattern)))
 

@@ -4,8 +4,7 @@ A cut is one snapshot: a *delete* of whole files, or an *overwrite* where a fold
 cut stands in its summary and in the table's properties, as all watermarks do. The files go when no snapshot names them,
 and an hour later (``iceberg.upkeep``).
 
-There are no consumers and no base tables beside an Iceberg log, so nobody holds a cut back, and no base table is a
-start: that is a snapshot, or the fold.
+There are no consumers of an Iceberg log. Its base tables are beside it, and hold a cut back as Delta's do.
 
 Called by ``iceberg_sink``. It imports pyiceberg.
 """
@@ -19,9 +18,10 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from xidstream.pipeline.changelog.consumers import ConsumerPosition
+from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.iceberg_root import IcebergLogTable, IcebergRoot
 from xidstream.pipeline.changelog.log_root import LogRoot
-from xidstream.pipeline.changelog.manifest import ManifestLine
+from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_lines
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
@@ -84,7 +84,7 @@ class IcebergShortenedRoot:
         return []
 
     def base_lines(self, application_id: str) -> list[ManifestLine]:
-        return []
+        return read_lines(IcebergBases(self._place), application_id)
 
     def has_base(self, line: ManifestLine) -> bool:
-        return False
+        return base_of(IcebergBases(self._place), line) is not None

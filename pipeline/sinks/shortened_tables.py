@@ -19,6 +19,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from xidstream.pipeline.changelog.consumers import ConsumerPosition, read_positions
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.log_root import DeltaRoot, LogRoot
 from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_lines
 from xidstream.pipeline.changelog.slots import application_ids
@@ -140,7 +141,7 @@ class DeltaShortenedRoot:
         return read_positions(self._root, application_id)
 
     def base_lines(self, application_id: str) -> list[ManifestLine]:
-        return read_lines(self._root, application_id)
+        return read_lines(DeltaBases(self._root), application_id)
 
     def has_base(self, line: ManifestLine) -> bool:
-        return base_of(self._root, line) is not None
+        return base_of(DeltaBases(self._root), line) is not None

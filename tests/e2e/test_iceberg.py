@@ -1,6 +1,7 @@
 """A slot into Iceberg tables, by the command line: the rows from before, large and small transactions, and a kill.
 
-The Spark driver of the second run dies between the manifests of a commit and the catalog."""
+The Spark driver of the second run dies between the manifests of a commit and the catalog. Then a mirror makes base
+tables of them, and the first one dies before the manifest names any."""
 
 from __future__ import annotations
 
@@ -72,6 +73,18 @@ def test_a_run_fills_iceberg_tables_that_anybody_reads_and_the_next_one_goes_on_
     log = ChangeLog(f"iceberg:{tmp_path}/lake/shop")
     oldest = log.oldest_lsn("public.t")
     assert oldest is not None and log.readable_lsn == log.last_commit_lsn > oldest > 0
+    mirror = ["mirror", "--sink", f"iceberg:{tmp_path}/lake/shop"]
+    died = run(*mirror, env={faultpoints.VARIABLE: "committing_manifest:kill"})
+    assert died.returncode == -9, died.stderr
+    again = run(*mirror)
+    assert again.returncode == 0 and again.stdout.startswith("base tables: "), again.stderr
+    catalog = load_catalog(FOLDER_CATALOG, type="sql", uri=f"sqlite:///{tmp_path}/lake/catalog.db")
+    (line,) = catalog.load_table("shop_current._manifest").scan().to_arrow().to_pylist()
+    base = catalog.load_table("shop_current.public__t").scan(snapshot_id=line["version"]).to_arrow()
+    ours = sorted((row["id"], row["note"]) for row in base.select(["id", "note"]).to_pylist())
+    assert line["lsn"] == log.last_commit_lsn and ours == database.execute(
+        "SELECT id, note FROM t ORDER BY id"
+    )
     checked = run("check", *arguments[1:])
     assert "the catalog of iceberg:" in checked.stdout + checked.stderr, checked.stdout + checked.stderr
     assert "hold this slot's transactions up to" in checked.stdout + checked.stderr

@@ -18,6 +18,7 @@ from tests.truth.run import Settings, log_of, run_steps
 from tests.truth.source import Truth, row_of
 from tests.truth.watching import lacks_large_values, truths_at
 from xidstream import ChangeStream, Mirror
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.manifest import newest, read_lines
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import Lsn
@@ -73,7 +74,9 @@ def test_columns_are_the_tables_before_any_row_brings_them_and_have_their_own_ty
             rows = [row.asDict() for row in state.orderBy("id").collect()]
             mirror.refresh(spark)
             line = next(
-                each for each in newest(read_lines(log.root, log.application_id)) if each.table == table
+                each
+                for each in newest(read_lines(DeltaBases(log.root), log.application_id))
+                if each.table == table
             )
             location = log.root.child("current").child(line.directory)
             base = DeltaTable(location.uri, version=line.version).to_pyarrow_table()

@@ -24,7 +24,8 @@ from tests.unit.delta.test_small_files import s3 as s3
 from xidstream import ChangeLog
 from xidstream.actors.mirror import Mirror
 from xidstream.pipeline import faultpoints
-from xidstream.pipeline.changelog.manifest import ManifestLine, base_at, current, newest, read_lines
+from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
+from xidstream.pipeline.changelog.manifest import ManifestLine, base_at, newest, read_lines
 from xidstream.pipeline.errors import ComponentLost, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.log_tables.locations import Location
@@ -50,7 +51,7 @@ def log(tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyP
 
 
 def lines_of(log: LogMaker) -> list[ManifestLine]:
-    return read_lines(Location.parse(str(log.path)), IDENTITY.application_id)
+    return read_lines(DeltaBases(Location.parse(str(log.path))), IDENTITY.application_id)
 
 
 def read(log: LogMaker, line: ManifestLine) -> list[Any]:
@@ -145,7 +146,7 @@ def test_what_spark_writes_and_swaps_in_a_store_is_what_the_source_held(
     assert answers[0] == {Answer.BUILD} and all(each == {Answer.SWAP, Answer.REWRITE} for each in answers[1:])
     state = ChangeLog(root.uri, storage_options=root.storage_options).as_of(spark)
     assert as_rows([row.asDict() for row in state["public.a"].collect()]) == log.states[log.lsn]["public.a"]
-    lines = read_lines(root, IDENTITY.application_id)
+    lines = read_lines(DeltaBases(root), IDENTITY.application_id)
     assert len(lines) == 6
     for line in lines:
         table = current(root).child(line.directory)
@@ -515,7 +516,7 @@ def test_the_newest_base_at_or_below_an_lsn_is_found(log: LogMaker, spark: Any) 
     root = Location.parse(str(log.path))
 
     def base(lsn: int, generation: int = 1) -> int | None:
-        found = base_at(root, IDENTITY.application_id, "public.a", generation, lsn)
+        found = base_at(DeltaBases(root), IDENTITY.application_id, "public.a", generation, lsn)
         return None if found is None else found.lsn
 
     asked = (lsns[0] - 1, lsns[0], lsns[2] - 1, lsns[2] + 100)

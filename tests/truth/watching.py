@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from tests.truth.source import Rows, Source, Truth, row_of
 from xidstream import ChangeLog, Mirror
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.manifest import newest, read_lines
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
 from xidstream.pipeline.pg import Lsn
@@ -67,7 +68,7 @@ class Watcher:
     def refresh(self) -> None:
         """Bring the base tables to the newest state, and compare all of them, as deltalake reads them."""
         self._mirror.refresh(self._spark)
-        for line in newest(read_lines(self._log.root, self._log.application_id)):
+        for line in newest(read_lines(DeltaBases(self._log.root), self._log.application_id)):
             location = self._log.root.child("current").child(line.directory)
             table = DeltaTable(location.uri, version=line.version).to_pyarrow_table()
             rows = [{k: v for k, v in row.items() if k != "_text"} for row in table.to_pylist()]

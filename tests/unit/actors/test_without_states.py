@@ -11,7 +11,7 @@ from xidstream.actors.cli.main import main
 from xidstream.actors.cli.mirror import mirror_command
 from xidstream.actors.cli.verify import verify_command
 from xidstream.actors.runtime.signals import StopRequest
-from xidstream.pipeline.errors import ConfigError, Unsupported
+from xidstream.pipeline.errors import ConfigError, Unsupported, UsageError
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -23,15 +23,15 @@ from xidstream.pipeline.verify.settings import VerifySettings
 SINK = "iceberg:/lake/shop"
 
 
-def test_base_tables_are_not_made_from_iceberg_tables() -> None:
-    with pytest.raises(ConfigError, match="change log of a Delta sink") as error:
-        mirror_command(Config(sink=SINK), StopRequest())
-    assert "delta:URI" in str(error.value.remedy)
+def test_base_tables_are_not_made_from_what_keeps_no_log() -> None:
+    with pytest.raises(ConfigError, match="change log of a Delta or Iceberg sink") as error:
+        mirror_command(Config(sink="console"), StopRequest())
+    assert "iceberg:CATALOG/namespace" in str(error.value.remedy)
 
 
-def test_base_tables_are_refused_to_a_script_too(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="made from the change log of a Delta sink, not from iceberg:"):
-        Mirror(f"iceberg:{tmp_path}/lake/shop")
+def test_a_mirror_of_iceberg_tables_that_are_not_there_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no change log at iceberg:"):
+        Mirror(f"iceberg:{tmp_path}/lake/shop").refresh(None)  # type: ignore[arg-type]
 
 
 def test_what_keeps_no_log_is_not_verified() -> None:
@@ -61,13 +61,9 @@ def test_keys_are_not_erased_from_iceberg_tables(capsys: pytest.CaptureFixture[s
     assert ended.value.code == 2 and "not of iceberg tables" in told and "pyiceberg" in told
 
 
-def test_a_log_in_iceberg_tables_is_shortened_by_age_or_size_and_not_by_base_tables() -> None:
-    for text in ("base", "public.a=base, 30d"):
-        with pytest.raises(ConfigError, match="has no base tables") as error:
-            Config(sink=SINK, log_retention=text)
-        assert "30d" in error.value.remedy
-        Config(sink="delta:/lake", log_retention=text)
-    Config(sink=SINK, log_retention="public.a=100 GB, 30d")
+def test_a_log_in_iceberg_tables_is_shortened_by_age_size_or_base_tables() -> None:
+    for text in ("base", "public.a=base, 30d", "public.a=100 GB, 30d"):
+        Config(sink=SINK, log_retention=text)
 
 
 def test_consumers_of_iceberg_tables_are_told_to_keep_their_own_place(tmp_path: Path) -> None:
@@ -92,8 +88,8 @@ def _log(root: Path) -> ChangeLog:
     return ChangeLog(f"iceberg:{place.argument}")
 
 
-def test_a_run_into_iceberg_tables_refreshes_no_base_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_keeps_no_log_refreshes_no_base_tables(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         options = ["--dsn", "host=/nowhere", "--slot", "s", "--publication", "p", "--storage", "/segments"]
-        main(["run", *options, "--sink", SINK, "--mirror-every", "1min"])
-    assert ended.value.code == 2 and "mirror_every is for a Delta sink" in capsys.readouterr().err
+        main(["run", *options, "--sink", "console", "--mirror-every", "1min"])
+    assert ended.value.code == 2 and "mirror_every is for a Delta or Iceberg sink" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from pyspark.sql import types as t
 
+from tests.unit.mirror.bases import delta_statistics
 from xidstream.pipeline.changelog.key_spans import KeySpans
 from xidstream.pipeline.changelog.log_table import DeltaLogTable
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
@@ -117,7 +118,7 @@ def test_files_of_a_base_table_are_left_out_by_what_its_mirror_wrote_of_them(tmp
         ids = range(i * 10, i * 10 + 10)
         at = [start + datetime.timedelta(days=n) for n in ids]
         pq.write_table(pa.table({"id": list(ids), "at": at}, schema), path)
-        stats = key.statistics(key.facts_of(path))
+        stats = delta_statistics(key, key.facts_of(path))
         actions.append(AddAction(f"{folder}/f.parquet", path.stat().st_size, {}, 0, True, stats))
     table.create_write_transaction(actions, "append", table.schema())
     opened = DeltaLogTable(Location.parse(str(tmp_path)))

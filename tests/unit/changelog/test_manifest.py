@@ -14,13 +14,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction
 
-from xidstream.pipeline.changelog.manifest import (
-    ManifestLine,
-    ManifestWriter,
-    base_at,
-    newest,
-    read_lines,
-)
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
+from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, base_at, newest, read_lines
 from xidstream.pipeline.delta import delta_table
 from xidstream.pipeline.errors import Superseded, UsageError
 from xidstream.pipeline.log_tables.locations import Location
@@ -39,7 +34,7 @@ def line(lsn: int, table: str = "public.a", *, at: datetime.datetime = NOON, **m
 
 
 def claimed(root: Location, slot: str = SLOT) -> ManifestWriter:
-    writer = ManifestWriter(root, slot)
+    writer = ManifestWriter(DeltaBases(root), slot)
     writer.claim()
     return writer
 
@@ -50,13 +45,13 @@ def root(tmp_path: Path) -> Location:
 
 
 def test_the_lines_of_a_refresh_come_together_and_the_newest_count(root: Location) -> None:
-    assert read_lines(root) == [] and newest([]) == []
+    assert read_lines(DeltaBases(root)) == [] and newest([]) == []
     writer = claimed(root)
     writer.append([line(10), line(10, "public.b")])
     writer.append([line(20, "public.b"), line(20)])
-    assert newest(read_lines(root, SLOT)) == [line(20), line(20, "public.b")]
-    assert writer.look() == (20, 0) and writer.newest() == newest(read_lines(root, SLOT))
-    assert [each.lsn for each in read_lines(root, SLOT)] == [10, 10, 20, 20]
+    assert newest(read_lines(DeltaBases(root), SLOT)) == [line(20), line(20, "public.b")]
+    assert writer.look() == (20, 0) and writer.newest() == newest(read_lines(DeltaBases(root), SLOT))
+    assert [each.lsn for each in read_lines(DeltaBases(root), SLOT)] == [10, 10, 20, 20]
 
 
 def test_an_lsn_is_named_once_and_none_falls(root: Location) -> None:
@@ -75,7 +70,7 @@ def test_a_mirror_that_was_overtaken_names_nothing_more(root: Location) -> None:
     with pytest.raises(Superseded):
         older.forget(NOON)
     newer.append([line(10)])
-    assert read_lines(root) == [line(10)]
+    assert read_lines(DeltaBases(root)) == [line(10)]
 
 
 def test_two_slots_below_one_root_have_mirrors_of_their_own(root: Location) -> None:
@@ -83,8 +78,8 @@ def test_two_slots_below_one_root_have_mirrors_of_their_own(root: Location) -> N
     ours.append([line(20)])
     theirs.append([line(10, slot="7/shop/other")])
     ours.append([line(30)])
-    assert [each.lsn for each in read_lines(root, SLOT)] == [20, 30]
-    assert [each.lsn for each in read_lines(root, "7/shop/other")] == [10]
+    assert [each.lsn for each in read_lines(DeltaBases(root), SLOT)] == [20, 30]
+    assert [each.lsn for each in read_lines(DeltaBases(root), "7/shop/other")] == [10]
 
 
 def test_a_refresh_is_forgotten_when_the_one_behind_it_is_old_enough(root: Location) -> None:
@@ -92,12 +87,12 @@ def test_a_refresh_is_forgotten_when_the_one_behind_it_is_old_enough(root: Locat
     for i in range(4):
         writer.append([line(10 * (i + 1), at=NOON + i * HOUR)])
     writer.forget(NOON - HOUR)
-    assert len(read_lines(root)) == 4
+    assert len(read_lines(DeltaBases(root))) == 4
     # At 13:30 the refresh of 13:00 was the newest one: who began then still reads it.
     writer.forget(NOON + 1.5 * HOUR)
-    assert [each.lsn for each in read_lines(root)] == [20, 30, 40]
+    assert [each.lsn for each in read_lines(DeltaBases(root))] == [20, 30, 40]
     writer.forget(NOON + 100 * HOUR)
-    assert [each.lsn for each in read_lines(root)] == [40]
+    assert [each.lsn for each in read_lines(DeltaBases(root))] == [40]
 
 
 def n_files(root: Location) -> int:
@@ -114,7 +109,7 @@ def test_a_hundred_refreshes_of_two_slots_leave_all_their_lines_in_a_few_files(r
         most = max(most, n_files(root))
     assert most < MANY + 4
     for slot, first in ((SLOT, 1_001), ("7/shop/other", 1)):
-        found = [(each.lsn, each.table) for each in read_lines(root, slot)]
+        found = [(each.lsn, each.table) for each in read_lines(DeltaBases(root), slot)]
         assert found == [(lsn, table) for lsn in range(first, first + 50) for table in ("a", "b")]
         assert [each.lsn for each in slots[slot].newest()] == [first + 49] * 2
 
@@ -125,7 +120,7 @@ def test_a_refresh_is_forgotten_though_its_lines_are_in_a_file_with_others(root:
         writer.append([line(i + 1, at=NOON + i * HOUR)])
     assert n_files(root) == 2
     writer.forget(NOON + 9.5 * HOUR)
-    assert [each.lsn for each in read_lines(root)] == list(range(10, MANY + 2))
+    assert [each.lsn for each in read_lines(DeltaBases(root))] == list(range(10, MANY + 2))
     assert writer.look() == (MANY + 1, 0)
 
 
@@ -146,8 +141,10 @@ def test_two_mirrors_that_merge_the_same_files_name_each_line_once(
 
     monkeypatch.setattr(delta_table, "merge", merge_while_theirs_merge)
     ours.append([line(MANY)])
-    assert theirs_committed and [each.lsn for each in read_lines(root, SLOT)] == list(range(1, MANY + 1))
-    assert [each.lsn for each in read_lines(root, "7/shop/other")] == [5]
+    assert theirs_committed and [each.lsn for each in read_lines(DeltaBases(root), SLOT)] == list(
+        range(1, MANY + 1)
+    )
+    assert [each.lsn for each in read_lines(DeltaBases(root), "7/shop/other")] == [5]
     assert n_files(root) < 4
 
 
@@ -173,12 +170,14 @@ def test_a_base_table_that_was_removed_and_made_anew_is_none_of_an_earlier_lsn(
         writer.append([line(lsn, version=1)])
         if lsn == 10:
             shutil.rmtree(folder)
-            assert base_at(root, SLOT, "public.a", 1, 10) is None
-    assert base_at(root, SLOT, "public.a", 1, 10) is None, "version 1 has the rows of a later commit by now"
+            assert base_at(DeltaBases(root), SLOT, "public.a", 1, 10) is None
+    assert base_at(DeltaBases(root), SLOT, "public.a", 1, 10) is None, (
+        "version 1 has the rows of a later commit by now"
+    )
     writer.append([line(30, version=7)])
-    found = base_at(root, SLOT, "public.a", 1, 20)
+    found = base_at(DeltaBases(root), SLOT, "public.a", 1, 20)
     assert found is not None and found.lsn == 20
-    assert base_at(root, SLOT, "public.a", 1, 30) is None, "there is no such version any more"
+    assert base_at(DeltaBases(root), SLOT, "public.a", 1, 30) is None, "there is no such version any more"
 
 
 def test_the_base_of_a_generation_is_found_with_the_files_of_its_version(
@@ -195,8 +194,8 @@ def test_the_base_of_a_generation_is_found_with_the_files_of_its_version(
     writer.append([line(20, version=2)])
 
     def found(lsn: int, generation: int = 1, place: int | None = None) -> tuple[int, list[str]] | None:
-        base = base_at(root, SLOT, "public.a", generation, lsn, place)
-        return None if base is None else (base.lsn, sorted(os.path.basename(file) for file in base.files))
+        base = base_at(DeltaBases(root), SLOT, "public.a", generation, lsn, place)
+        return None if base is None else (base.lsn, sorted(os.path.basename(file) for file in base.at.files))
 
     assert found(19) == (10, ["one"])
     assert found(20) == found(500, place=99) == (20, ["one", "two"])

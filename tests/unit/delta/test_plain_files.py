@@ -13,8 +13,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.table import ProtocolVersions
 
 from tests.unit.mirror.bases import TABLE, PlainMirror
+from xidstream.pipeline.changelog.delta_bases import current
 from xidstream.pipeline.changelog.log_table import DeltaLogTable
-from xidstream.pipeline.changelog.manifest import current
 from xidstream.pipeline.delta.plain_files import check_plain_files, has_plain_files
 from xidstream.pipeline.errors import Unsupported
 from xidstream.pipeline.log_tables.locations import Location

@@ -15,6 +15,7 @@ from tests.unit.delta.test_erased_rows import LABEL, SLOT, Table, change, read
 from tests.unit.delta.test_small_files import s3 as s3
 from tests.unit.log_tables.test_snapshot_log import GENERATION, log_of, written
 from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_copies import copies_in_log, left_of
 from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
@@ -115,7 +116,7 @@ class Mirrored:
 
     def refresher(self) -> TableRefresher:
         at = ChangeLog(self.root.uri).table_at('public."a.b"', Lsn(150))
-        return TableRefresher(self.root, MirrorMarks(SLOT, 1), at, None, 1 << 20, lambda: None)
+        return TableRefresher(DeltaBases(self.root), MirrorMarks(SLOT, 1), at, None, 1 << 20, lambda: None)
 
     def erase_log(self) -> None:
         keys = parse_keys(["id = 2"])

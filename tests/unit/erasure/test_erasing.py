@@ -25,6 +25,7 @@ from tests.unit.storage.test_journal_file import transaction_rows, unit
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.manifest import base_of, read_lines
 from xidstream.pipeline.delta.erased_keys import parse_keys
 from xidstream.pipeline.erasure import kept_states
@@ -81,7 +82,10 @@ class Root:
     def state(self) -> Any:
         """All that matters of what is left."""
         base = DeltaTable(str(self.folder / "delta" / "current" / LABEL)).to_pyarrow_table().to_pylist()
-        lines = [(line.slot, line.lsn) for line in read_lines(Location.parse(str(self.folder / "delta")))]
+        lines = [
+            (line.slot, line.lsn)
+            for line in read_lines(DeltaBases(Location.parse(str(self.folder / "delta"))))
+        ]
         counts = DeltaTable(str(self.folder / "delta" / LABEL))
         return repr(
             (
@@ -316,7 +320,7 @@ def test_a_state_that_the_source_had_deleted_from_is_taken_back_and_folded_too(t
     made.prove(2100)
     mirror.refresh(2100, values=without(2000, 1))
     assert erase_from(made, tmp_path, upto=2100) == []
-    versions = {line.lsn: line for line in read_lines(made.root, SLOT)}
+    versions = {line.lsn: line for line in read_lines(DeltaBases(made.root), SLOT)}
     assert set(versions) == {2100}
     check_states(made, 800, 1)
 
@@ -333,10 +337,10 @@ def test_a_version_that_has_lost_a_file_keeps_nobody_from_erasing_and_its_states
 ) -> None:
     """Nobody can read such a version, and no later attempt could either."""
     made, _ = cut_log(tmp_path)
-    older, _newest = read_lines(made.root, SLOT)
-    base = base_of(made.root, older)
+    older, _newest = read_lines(DeltaBases(made.root), SLOT)
+    base = base_of(DeltaBases(made.root), older)
     assert base is not None
-    for path in base.files:
+    for path in base.at.files:
         os.remove(path)
     (text,) = erase_from(made, tmp_path)
     assert "its states from 0/320 on" in text and text.endswith("what can be read now: from 0/4B0 on")
@@ -349,7 +353,7 @@ def test_an_erasure_that_takes_nothing_from_a_base_table_folds_nothing(tmp_path:
     made, _ = cut_log(tmp_path)
     assert erase_from(made, tmp_path, "id = 77") == []
     assert 805 not in made.lsns()
-    assert [line.lsn for line in read_lines(made.root, SLOT)] == [800, 1200]
+    assert [line.lsn for line in read_lines(DeltaBases(made.root), SLOT)] == [800, 1200]
 
 
 def test_a_cut_that_comes_in_between_has_the_fold_written_again_from_what_is_left(
@@ -412,7 +416,7 @@ def check_states(made: test_log_shortening.Root, first: int, *keys: int) -> None
         assert made.state(lsn) == without(lsn, *keys)
         base = made.log.table_at(table, Lsn(lsn)).find_base()
         if base is not None:
-            read_ = DeltaTable(base.location.uri, version=base.version).to_pyarrow_table().to_pylist()
+            read_ = DeltaTable(base.at.location.uri, version=base.version).to_pyarrow_table().to_pylist()
             assert {row["id"]: row["v"] for row in read_} == without(base.lsn, *keys)
     with pytest.raises(PreconditionMissing, match="shortened up to"):
         made.state(first - 1)

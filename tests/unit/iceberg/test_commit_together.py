@@ -31,7 +31,7 @@ from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import SinkFailed, StorageFault, Superseded, XidstreamError
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.faultpoints import FaultPlan
-from xidstream.pipeline.iceberg import iceberg_table
+from xidstream.pipeline.iceberg import expiring
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.log_tables.locations import Location
@@ -280,8 +280,8 @@ def test_a_catalog_that_takes_no_such_request_ends_the_run_with_the_way_out(
 def test_old_snapshots_and_metadata_go_and_manifests_are_merged_in_the_same_request(
     world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_table, "EXPIRES_EVERY", 4)
-    monkeypatch.setattr(iceberg_table, "KEPT_SNAPSHOTS", 2)
+    monkeypatch.setattr(expiring, "EXPIRES_EVERY", 4)
+    monkeypatch.setattr(expiring, "KEPT_SNAPSHOTS", 2)
     world = world_of()
     sink = world.run()
     sink.write(world.batch(100))

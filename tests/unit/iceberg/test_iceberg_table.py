@@ -15,7 +15,8 @@ from pyiceberg.exceptions import CommitFailedException
 from tests.spark.support import INT4, INT8, TEXT, relation
 from xidstream.pipeline.errors import SinkDiverged, SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
-from xidstream.pipeline.iceberg.iceberg_table import EXPIRES_EVERY, KEPT_SNAPSHOTS, IcebergTable, Newest
+from xidstream.pipeline.iceberg.expiring import EXPIRES_EVERY, KEPT_SNAPSHOTS
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep

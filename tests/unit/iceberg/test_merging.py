@@ -29,7 +29,7 @@ from tests.unit.iceberg.test_iceberg_table import (
 from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.faultpoints import FaultPlan
-from xidstream.pipeline.iceberg import iceberg_table, merging
+from xidstream.pipeline.iceberg import expiring, merging, staged_commits
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
@@ -221,7 +221,7 @@ def test_manifests_of_a_merge_that_cannot_be_written_hold_up_no_commit_and_leave
     def full(producer: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(iceberg_table._Replace, "_existing_manifests", full)
+    monkeypatch.setattr(staged_commits.Replacement, "_existing_manifests", full)
     for lsn in range(1, FEW + 2):
         commit(table, lsn, lsn)
     assert ids(tmp_path) == list(range(1, FEW + 2))
@@ -233,8 +233,8 @@ def test_manifests_of_a_merge_that_cannot_be_written_hold_up_no_commit_and_leave
 def test_what_was_replaced_goes_when_no_snapshot_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_table, "EXPIRES_EVERY", 2)
-    monkeypatch.setattr(iceberg_table, "KEPT_SNAPSHOTS", 2)
+    monkeypatch.setattr(expiring, "EXPIRES_EVERY", 2)
+    monkeypatch.setattr(expiring, "KEPT_SNAPSHOTS", 2)
     upkeep = IcebergUpkeep(delay_s=0.0)
     try:
         table = table_of(tmp_path, upkeep)

@@ -16,9 +16,10 @@ from tests.unit.iceberg.test_iceberg_table import SLOT, A, columns_of, grown, wr
 from tests.waiting import wait_until
 from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
 from xidstream.pipeline.findings import Status
-from xidstream.pipeline.iceberg import iceberg_table
+from xidstream.pipeline.iceberg import expiring
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
-from xidstream.pipeline.iceberg.iceberg_table import KEPT_SNAPSHOTS, IcebergTable
+from xidstream.pipeline.iceberg.expiring import KEPT_SNAPSHOTS
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep, leftovers
@@ -50,7 +51,7 @@ def bucket(s3: tuple[Location, Connection], tmp_path: Path, monkeypatch: pytest.
         "S3__REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(f"PYICEBERG_CATALOG__PROD__{name}", value)
-    monkeypatch.setattr(iceberg_table, "EXPIRES_EVERY", EVERY)
+    monkeypatch.setattr(expiring, "EXPIRES_EVERY", EVERY)
     return found
 
 

@@ -21,8 +21,8 @@ from tests.unit.iceberg.test_iceberg_table import (
     written,
 )
 from tests.waiting import wait_until
-from xidstream.pipeline.iceberg import iceberg_table, upkeep
-from xidstream.pipeline.iceberg.iceberg_table import KEPT_SNAPSHOTS
+from xidstream.pipeline.iceberg import expiring, upkeep
+from xidstream.pipeline.iceberg.expiring import KEPT_SNAPSHOTS
 from xidstream.pipeline.iceberg.upkeep import LEFTOVER_H, IcebergUpkeep, leftovers
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 
@@ -33,7 +33,7 @@ MANY = KEPT_SNAPSHOTS + EVERY
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten commits lie between two that expire snapshots."""
-    monkeypatch.setattr(iceberg_table, "EXPIRES_EVERY", EVERY)
+    monkeypatch.setattr(expiring, "EXPIRES_EVERY", EVERY)
 
 
 class Clock:

@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, current, read_lines
+from xidstream.pipeline.changelog.base_stores import BoundedFile
+from xidstream.pipeline.changelog.delta_bases import DeltaBases, current, statistics
+from xidstream.pipeline.changelog.manifest import ManifestLine, ManifestWriter, read_lines
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks, NewFile, about_base
-from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.key_ranges import FileFacts, RangedKey
 
 SLOT = "7/shop/orders"
 TABLE = "public.a"
@@ -22,6 +24,11 @@ FIELDS = [pa.field("id", pa.int64()), pa.field("v", pa.int64())]
 KEY = RangedKey.of(("id",), {field.name: field.type for field in FIELDS})
 N_FILES = 2
 """Of a table: a refresh adds one, and removes the oldest of more."""
+
+
+def delta_statistics(key: RangedKey, facts: FileFacts) -> str:
+    """What the Delta log says of a file."""
+    return statistics(BoundedFile("any", 1, facts.n_rows, key.bounds(facts)))
 
 
 class Attempt:
@@ -35,7 +42,7 @@ class Attempt:
         self._is_all = values is not None
         marks = MirrorMarks(SLOT, owner)
         about = about_base(table, ("id",), KEY)
-        self.base = BaseTable.open_or_create(current(root).child(table), table, FIELDS, about, marks)
+        self.base = BaseTable.open_or_create(DeltaBases(root), table, table, FIELDS, about, marks)
         path = f"refresh-{owner}-{lsn}/part.parquet"
         self.path = self.base.absolute(path)
         values = {1: lsn, 2: lsn} if values is None else values
@@ -58,7 +65,7 @@ class PlainMirror:
     def __init__(self, root: Location, tables: Iterable[str] = (TABLE,), number: int | None = None) -> None:
         self.root = root
         self.tables = tuple(tables)
-        self.manifest = ManifestWriter(root, SLOT)
+        self.manifest = ManifestWriter(DeltaBases(root), SLOT)
         if number is None:
             self.manifest.claim()
         else:
@@ -96,7 +103,7 @@ def files_below(root: Location, table: str = TABLE) -> set[str]:
 def lost_files(root: Location) -> set[str]:
     """What a version that the manifest names, or a present one, has and the disk has not."""
     versions: set[tuple[str, int | None]] = {
-        (line.directory, line.version) for line in read_lines(root, SLOT)
+        (line.directory, line.version) for line in read_lines(DeltaBases(root), SLOT)
     }
     versions |= {(directory, None) for directory, _ in versions}
     needed = {file for table, version in versions for file in table_of(root, table, version).file_uris()}

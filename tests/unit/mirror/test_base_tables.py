@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.manifest import ManifestWriter
 from xidstream.pipeline.errors import ComponentLost, StorageFault, Superseded
 from xidstream.pipeline.log_tables.locations import Location
@@ -42,7 +43,7 @@ def test_a_vacuum_waits_for_the_refresh_in_hand(tables: BaseTables, monkeypatch:
         return Vacuumed()
 
     monkeypatch.setattr(tables, "_refresh", refresh)
-    monkeypatch.setattr(base_tables, "vacuum", vacuum)
+    monkeypatch.setattr(base_tables, "vacuum_tables", vacuum)
     monkeypatch.setattr(base_tables.rewrite, "mirror_session", lambda spark: spark)
     context = SimpleNamespace(getLocalProperty=lambda name: None, setLocalProperty=lambda name, value: None)
     spark: Any = SimpleNamespace(sparkContext=context)
@@ -72,7 +73,7 @@ def test_a_vacuum_in_which_an_earlier_mirror_commits_begins_again(
             raise outcome
         return outcome
 
-    monkeypatch.setattr(base_tables, "vacuum", vacuum)
+    monkeypatch.setattr(base_tables, "vacuum_tables", vacuum)
     assert tables.vacuum(60) == Vacuumed(3, 4)
     outcomes[:] = [SnapshotOutdated("public.a")] * ATTEMPTS
     with pytest.raises(StorageFault, match="changed by others"):
@@ -81,6 +82,6 @@ def test_a_vacuum_in_which_an_earlier_mirror_commits_begins_again(
 
 def test_a_vacuum_of_a_mirror_that_was_overtaken_says_so(tables: BaseTables, tmp_path: Path) -> None:
     assert tables.vacuum(60) == Vacuumed() and tables.owner == 1
-    ManifestWriter(Location.parse(str(tmp_path)), SLOT).claim()
+    ManifestWriter(DeltaBases(Location.parse(str(tmp_path))), SLOT).claim()
     with pytest.raises(Superseded, match="another mirror of slot orders has taken over"):
         tables.vacuum(60)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.mirror.bases import SLOT, PlainMirror
-from xidstream.pipeline.changelog.manifest import current
+from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
 from xidstream.pipeline.errors import ComponentLost, ConfigError, StorageFault, Unsupported
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.table_metadata import KEY, SOURCE, TYPES
@@ -95,7 +95,7 @@ class Setting:
 
     def base(self, label: str) -> BaseTable:
         found = BaseTable.open(
-            current(self.root).child(label), label, MirrorMarks(SLOT, self.mirror.manifest.owner)
+            DeltaBases(self.root), label, label, MirrorMarks(SLOT, self.mirror.manifest.owner)
         )
         assert found is not None
         return found

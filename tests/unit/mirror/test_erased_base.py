@@ -12,7 +12,8 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.unit.mirror.bases import FIELDS, SLOT, TABLE, PlainMirror, files_below, lost_files, table_of
-from xidstream.pipeline.changelog.manifest import RETIRED, RETIRED_LSN, base_at, current, read_lines
+from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
+from xidstream.pipeline.changelog.manifest import RETIRED, RETIRED_LSN, base_at, read_lines
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.errors import ComponentLost
@@ -50,7 +51,7 @@ def rows(root: Location, version: int | None = None) -> list[dict[str, Any]]:
 
 
 def named(root: Location) -> list[tuple[str, int, int]]:
-    return [(line.slot, line.lsn, line.version) for line in read_lines(root)]
+    return [(line.slot, line.lsn, line.version) for line in read_lines(DeltaBases(root))]
 
 
 def test_the_newest_version_is_named_without_the_rows_and_no_reader_finds_an_older_one(
@@ -67,8 +68,8 @@ def test_the_newest_version_is_named_without_the_rows_and_no_reader_finds_an_old
     lines = DeltaTable(current(root).child("_manifest").uri).to_pyarrow_table().to_pylist()
     last = max(line["lsn"] for line in lines)
     assert [line["version"] for line in lines if line["lsn"] == last] == [4]
-    assert base_at(root, SLOT, TABLE, 1, 29) is None, "a state there is folded from the log"
-    base = base_at(root, SLOT, TABLE, 1, 35)
+    assert base_at(DeltaBases(root), SLOT, TABLE, 1, 29) is None, "a state there is folded from the log"
+    base = base_at(DeltaBases(root), SLOT, TABLE, 1, 35)
     assert base is not None and (base.lsn, base.version) == (30, 4)
     mirror.refresh(40)
     assert not lost_files(root)
@@ -137,11 +138,11 @@ def test_a_crash_between_the_table_and_the_manifest_is_mended_by_the_next_time(
             erase(root)
     assert named(root) == [(SLOT, 10, 1), (SLOT, 20, 2)]
     assert erase(root) == ErasedBase(0, 0, 4)
-    assert (SLOT, 20, 4) in named(root) and len(read_lines(root, SLOT)) == 1
+    assert (SLOT, 20, 4) in named(root) and len(read_lines(DeltaBases(root), SLOT)) == 1
     # And what is named by now stays named.
     mirror.refresh(30)
     erase(root, "id = 3")
-    assert {line.version for line in read_lines(root, SLOT)} == {4, 5}
+    assert {line.version for line in read_lines(DeltaBases(root), SLOT)} == {4, 5}
 
 
 def test_a_file_that_has_no_other_row_goes_and_one_that_cannot_be_written_leaves_nothing(
@@ -196,6 +197,6 @@ def test_where_the_table_is_ahead_of_all_that_is_named_no_line_stays(root: Locat
     mirror.refresh(10)
     mirror.begin(20).commit()  # and the mirror dies
     erase(root)
-    assert read_lines(root) == []
+    assert read_lines(DeltaBases(root)) == []
     mirror.refresh(30)
     assert [line.lsn for line in mirror.manifest.newest()] == [30]

@@ -27,7 +27,8 @@ from tests.unit.mirror.test_on_s3 import (
     no_session,
     rows_at,
 )
-from xidstream.pipeline.changelog.manifest import current, read_lines
+from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
+from xidstream.pipeline.changelog.manifest import read_lines
 from xidstream.pipeline.errors import Superseded
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import vacuum as vacuums
@@ -123,7 +124,7 @@ def test_of_two_commits_of_one_version_one_is_refused(root: Location) -> None:
     second.refresh(20)
     with pytest.raises(Superseded):
         mirror.refresh(30)
-    assert {line.lsn for line in read_lines(root)} == {10, 20}
+    assert {line.lsn for line in read_lines(DeltaBases(root))} == {10, 20}
 
 
 def test_a_vacuum_takes_what_no_named_version_needs(root: Location, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,5 +137,5 @@ def test_a_vacuum_takes_what_no_named_version_needs(root: Location, monkeypatch:
     monkeypatch.setattr(vacuums, "GRACE", -HOUR)
     assert vacuum(root, SLOT, mirror.manifest, AT_ONCE).n_files == 3
     assert len(files_below(root)) == len(table_of(root).file_uris())
-    assert [line.lsn for line in read_lines(root)] == [40]
+    assert [line.lsn for line in read_lines(DeltaBases(root))] == [40]
     mirror.refresh(50)

@@ -21,7 +21,8 @@ from tests.spark.change_log_maker import INT8, TEXT, LogMaker, as_rows, keyed
 from tests.spark.support import IDENTITY, LocalSegments, batch_of, memory_frame, put_memory, read_memory
 from tests.unit.delta.test_small_files import s3 as s3
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, table_of
-from xidstream.pipeline.changelog.manifest import ManifestLine, current, newest, read_lines
+from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
+from xidstream.pipeline.changelog.manifest import ManifestLine, newest, read_lines
 from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import vacuum as vacuums
@@ -78,7 +79,7 @@ def base_tables(root: Location) -> BaseTables:
 
 
 def lines_of(root: Location) -> list[ManifestLine]:
-    return read_lines(root, IDENTITY.application_id)
+    return read_lines(DeltaBases(root), IDENTITY.application_id)
 
 
 def table_at(root: Location, directory: str, version: int | None = None) -> DeltaTable:
@@ -135,7 +136,9 @@ def test_a_vacuum_in_a_store_takes_what_no_named_version_needs_and_leaves_what_i
     assert vacuum(root, SLOT, mirror.manifest, AT_ONCE).n_files == 0 and files_below(root) == before
     monkeypatch.setattr(vacuums, "GRACE", -HOUR)
     assert vacuum(root, SLOT, mirror.manifest, AT_ONCE).n_files == 3
-    assert files_below(root) == set(table_of(root).file_uris()) and [x.lsn for x in read_lines(root)] == [40]
+    assert files_below(root) == set(table_of(root).file_uris()) and [
+        x.lsn for x in read_lines(DeltaBases(root))
+    ] == [40]
     assert list(stored(current(root).child("notes"), "")) == ["of a person.parquet"]
     mirror.refresh(50)
 
@@ -149,7 +152,9 @@ def test_a_table_in_a_store_that_is_left_out_is_emptied_after_the_retention_and_
     tables = base_tables(root)
     tables.refresh(no_session)
     location = current(root).child("public.a")
-    left_out = BaseTable.open(location, "public.a", MirrorMarks(IDENTITY.application_id, tables.owner))
+    left_out = BaseTable.open(
+        DeltaBases(root), "public.a", "public.a", MirrorMarks(IDENTITY.application_id, tables.owner)
+    )
     assert left_out is not None
     left_out.leave_out("it is of no use")
     monkeypatch.setattr(vacuums, "GRACE", -HOUR)
@@ -184,7 +189,7 @@ def test_an_erasure_in_a_store_takes_rows_out_of_the_base_table_and_leaves_no_co
     remove_copies(root, SLOT, TABLE, keys)
     assert copies_in_base(location, keys, TABLE)[0] == []
     assert {row["id"] for row in table_of(root).to_pyarrow_table().to_pylist()} == {2}
-    assert [(line.slot, line.lsn, line.version) for line in read_lines(root)] == [(SLOT, 20, 3)]
+    assert [(line.slot, line.lsn, line.version) for line in read_lines(DeltaBases(root))] == [(SLOT, 20, 3)]
     mirror.refresh(30)
 
 

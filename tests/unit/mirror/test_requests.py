@@ -13,6 +13,7 @@ from tests.s3_server import CountedS3, counted_s3
 from tests.spark.change_log_maker import INT8, TEXT, LogMaker, as_rows, keyed
 from tests.spark.support import IDENTITY, LocalSegments, batch_of, memory_frame, put_memory, read_memory
 from tests.unit.mirror.test_on_s3 import no_session, rows_at
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.manifest import newest, read_lines
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.base_tables import BaseTables
@@ -65,7 +66,7 @@ def test_a_look_that_finds_nothing_is_eight_requests_and_a_refresh_reads_no_log_
         assert [each.answer for each in refreshed.tables] == [Answer.SWAP] + [Answer.KEEP] * 9
         # It was 488 and 65 more with each turn. Of ten tables one is a listing and one a look for a commit each.
         assert len(asked) <= 220, turn
-    for line in newest(read_lines(root, IDENTITY.application_id)):
+    for line in newest(read_lines(DeltaBases(root), IDENTITY.application_id)):
         assert line.lsn == log.lsn
         assert as_rows(rows_at(root, line)) == log.states[line.lsn][line.table]
 
@@ -86,6 +87,6 @@ def test_each_small_file_of_the_log_is_two_requests(s3: CountedS3, log: LogMaker
     commit = f"/shop/_transactions/_delta_log/{n_commits - 3:020d}.json"
     looks = [each.what for each in asked if each.what.startswith("HEAD") and commit in each.what]
     assert len(looks) == 1
-    lines = newest(read_lines(root, IDENTITY.application_id))
+    lines = newest(read_lines(DeltaBases(root), IDENTITY.application_id))
     (line,) = (line for line in lines if line.table == "public.t0")
     assert as_rows(rows_at(root, line)) == log.states[log.lsn]["public.t0"]

@@ -12,14 +12,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, lost_files, table_of
-from xidstream.pipeline.changelog.manifest import (
-    MANIFEST,
-    ManifestLine,
-    base_at,
-    base_of,
-    current,
-    read_lines,
-)
+from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
+from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestLine, base_at, base_of, read_lines
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.vacuum import vacuum
@@ -62,9 +56,9 @@ def log_of(root: Location, directory: str) -> list[int]:
 def test_log_begins_at_the_checkpoint_that_the_oldest_named_version_is_read_from(
     root: Location, mirror: PlainMirror
 ) -> None:
-    lines = read_lines(root, SLOT)
+    lines = read_lines(DeltaBases(root), SLOT)
     mirror.manifest.forget(lines[-12].refreshed_at + datetime.timedelta(microseconds=1))
-    named = read_lines(root, SLOT)
+    named = read_lines(DeltaBases(root), SLOT)
     assert 5 < len(named) < 15
     rows = {line.version: table_of(root, version=line.version).to_pyarrow_table() for line in named}
     vacuum(root, SLOT, mirror.manifest, DAY)
@@ -72,28 +66,31 @@ def test_log_begins_at_the_checkpoint_that_the_oldest_named_version_is_read_from
     assert 0 < oldest - EVERY <= log_of(root, TABLE)[0] <= oldest
     for version, there in rows.items():
         assert table_of(root, version=version).to_pyarrow_table() == there
-    assert not lost_files(root) and read_lines(root, SLOT) == named
+    assert not lost_files(root) and read_lines(DeltaBases(root), SLOT) == named
     with pytest.raises(DeltaError):
         table_of(root, version=log_of(root, TABLE)[0] - 1)
 
 
 def test_version_that_is_gone_counts_for_no_base_table(root: Location, mirror: PlainMirror) -> None:
     """A reader that has looked at the manifest before the vacuum folds the log instead."""
-    old = read_lines(root, SLOT)[3]
-    assert base_of(root, old) is not None
+    old = read_lines(DeltaBases(root), SLOT)[3]
+    assert base_of(DeltaBases(root), old) is not None
     vacuum(root, SLOT, mirror.manifest, AT_ONCE)
-    assert base_of(root, old) is None
-    assert base_at(root, SLOT, TABLE, 1, 30) is not None and base_at(root, SLOT, TABLE, 1, 29) is None
+    assert base_of(DeltaBases(root), old) is None
+    assert (
+        base_at(DeltaBases(root), SLOT, TABLE, 1, 30) is not None
+        and base_at(DeltaBases(root), SLOT, TABLE, 1, 29) is None
+    )
 
 
 def test_log_that_is_damaged_in_the_middle_is_no_version_that_is_gone(
     root: Location, mirror: PlainMirror
 ) -> None:
-    line: ManifestLine = read_lines(root, SLOT)[-1]
+    line: ManifestLine = read_lines(DeltaBases(root), SLOT)[-1]
     for path in Path(table_of(root).table_uri.removeprefix("file://"), "_delta_log").glob("*.parquet"):
         path.write_bytes(b"no checkpoint")
     with pytest.raises(DeltaError):
-        base_of(root, line)
+        base_of(DeltaBases(root), line)
 
 
 def test_logs_stay_as_short_as_they_are_while_the_mirror_goes_on(root: Location, mirror: PlainMirror) -> None:
@@ -105,12 +102,12 @@ def test_logs_stay_as_short_as_they_are_while_the_mirror_goes_on(root: Location,
             vacuum(root, SLOT, mirror.manifest, AT_ONCE)
             lengths.append((len(log_of(root, TABLE)), len(log_of(root, MANIFEST))))
     assert max(max(each) for each in lengths) <= 3 * EVERY, lengths
-    assert [line.lsn for line in read_lines(root, SLOT)] == [90] and not lost_files(root)
+    assert [line.lsn for line in read_lines(DeltaBases(root), SLOT)] == [90] and not lost_files(root)
     assert newest_value(root) == 90
     after = PlainMirror(root)
     after.refresh(100)
     vacuum(root, SLOT, after.manifest, AT_ONCE)
-    assert [line.lsn for line in read_lines(root, SLOT)] == [100]
+    assert [line.lsn for line in read_lines(DeltaBases(root), SLOT)] == [100]
 
 
 def test_checkpoint_that_another_machine_may_not_see_yet_shortens_nothing(

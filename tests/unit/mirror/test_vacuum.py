@@ -17,7 +17,8 @@ from deltalake import DeltaTable
 
 from tests.unit.delta.test_upkeep import SetForward
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, files_below, lost_files, table_of
-from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, current, read_lines
+from xidstream.pipeline.changelog.delta_bases import DeltaBase, DeltaBases, current
+from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, read_lines
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.table_handle import TableHandle
 from xidstream.pipeline.errors import ComponentLost, StorageFault, Superseded
@@ -68,7 +69,7 @@ def test_the_files_of_versions_that_are_named_stay_until_their_lines_are_old(
     assert vacuum(root, SLOT, mirror.manifest, DAY) == Vacuumed() and files_below(root) == before
     assert vacuum(root, SLOT, mirror.manifest, AT_ONCE).n_files == 2
     assert files_below(root) == set(table_of(root).file_uris())
-    assert [line.lsn for line in read_lines(root)] == [40] and not lost_files(root)
+    assert [line.lsn for line in read_lines(DeltaBases(root))] == [40] and not lost_files(root)
 
 
 def test_a_file_of_versions_that_were_never_named_goes_though_older_and_newer_ones_are_named(
@@ -130,9 +131,11 @@ def test_lines_of_a_machine_that_is_an_hour_behind_stay_for_the_retention_beside
         is_behind = lsn in (30, 50)
         mirror.refresh(lsn, now - true_age * minute - (HOUR if is_behind else AT_ONCE))
     vacuum(root, SLOT, mirror.manifest, 30 * minute, ages=ages)
-    assert [line.lsn for line in read_lines(root)] == [10, 20, 30, 40, 50], "10 was the newest 30 minutes ago"
+    assert [line.lsn for line in read_lines(DeltaBases(root))] == [10, 20, 30, 40, 50], (
+        "10 was the newest 30 minutes ago"
+    )
     vacuum(root, SLOT, mirror.manifest, 12 * minute, ages=ages)
-    assert [line.lsn for line in read_lines(root)] == [30, 40, 50]
+    assert [line.lsn for line in read_lines(DeltaBases(root))] == [30, 40, 50]
     assert not lost_files(root)
 
 
@@ -150,7 +153,7 @@ def test_a_machine_that_is_an_hour_ahead_removes_no_line_of_others_sooner(
 
     monkeypatch.setattr(vacuums.datetime, "datetime", Ahead)
     vacuum(root, SLOT, mirror.manifest, HOUR / 2)
-    assert [line.lsn for line in read_lines(root)] == [10, 20] and not lost_files(root)
+    assert [line.lsn for line in read_lines(DeltaBases(root))] == [10, 20] and not lost_files(root)
 
 
 @pytest.mark.parametrize("is_set_meanwhile", [True, False], ids=["meanwhile", "before"])
@@ -171,7 +174,7 @@ def test_nothing_goes_because_the_clock_was_set_forward_by_more_than_the_retenti
         ages = WatchedClock()
     mirror.refresh(40)
     assert vacuum(root, SLOT, mirror.manifest, DAY, ages=ages) == Vacuumed()
-    assert files_below(root) >= before and len(read_lines(root)) == 4
+    assert files_below(root) >= before and len(read_lines(DeltaBases(root))) == 4
     # By ages alone what the last two refreshes do not need would have gone.
     assert vacuum(root, SLOT, mirror.manifest, DAY).n_files == 2
 
@@ -209,7 +212,7 @@ def test_a_base_table_that_is_left_out_goes_as_a_whole_after_the_retention_and_n
     mirror.tables = (TABLE,)
     mirror.refresh(20)
     for table in ("public.gone", "public.back"):
-        base = BaseTable.open(current(root).child(table), table, MirrorMarks(SLOT, mirror.manifest.owner))
+        base = BaseTable.open(DeltaBases(root), table, table, MirrorMarks(SLOT, mirror.manifest.owner))
         assert base is not None
         base.leave_out("the table was renamed to public.clients")
         if table == "public.back":
@@ -331,18 +334,18 @@ def test_a_file_of_a_mirror_whose_commits_are_not_seen_yet_stays(
     later = PlainMirror(root)
     later.refresh(20)
     # What a machine sees whose file system shows it an older listing of the logs.
-    real = DeltaTableWriter.open
+    real = DeltaBase.open
 
-    def opened(location: Location, label: str, *kept: Any) -> DeltaTableWriter | None:
+    def opened(location: Location, label: str, *kept: Any) -> DeltaBase | None:
         if label != TABLE:
             return real(location, label, *kept)
-        return DeltaTableWriter(TableHandle(location, seen), location, label)
+        return DeltaBase(TableHandle(location, seen), location, label)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaTableWriter, "open", opened)
+        patch.setattr(DeltaBase, "open", opened)
         patch.setattr(ManifestWriter, "check", lambda self: None)
         patch.setattr(ManifestWriter, "forget", lambda self, before: None)
-        patch.setattr(ManifestWriter, "lines", lambda self: read_lines(root)[:1])
+        patch.setattr(ManifestWriter, "lines", lambda self: read_lines(DeltaBases(root))[:1])
         assert vacuum(root, SLOT, mirror.manifest, AT_ONCE).n_files == 1
     assert not lost_files(root) and not os.path.exists(old)
 
@@ -378,7 +381,7 @@ def test_no_more_tables_are_opened_for_many_versions_than_for_few(
             with monkeypatch.context() as patch:
                 patch.setattr(DeltaTable, "__init__", counted)
                 vacuum(root, SLOT, mirror.manifest, DAY)
-    assert len(read_lines(root)) == 10 and n_opened[0] == n_opened[1], n_opened
+    assert len(read_lines(DeltaBases(root))) == 10 and n_opened[0] == n_opened[1], n_opened
 
 
 @pytest.mark.parametrize("n_left", [1, 2, 3])
@@ -414,11 +417,11 @@ def test_who_has_opened_the_manifest_can_read_it_for_a_while_after_lines_were_re
     reader = DeltaTable(current(root).child(MANIFEST).uri)
     make_older(root, HOUR)
     vacuum(root, SLOT, mirror.manifest, AT_ONCE)
-    assert [line.lsn for line in read_lines(root)] == [30]
+    assert [line.lsn for line in read_lines(DeltaBases(root))] == [30]
     assert sorted(reader.to_pyarrow_table()["lsn"].to_pylist()) == [10, 20, 30]
     make_older(root, HOUR)
     vacuum(root, SLOT, mirror.manifest, AT_ONCE)
-    assert manifest_files(root) == 1 and [line.lsn for line in read_lines(root)] == [30]
+    assert manifest_files(root) == 1 and [line.lsn for line in read_lines(DeltaBases(root))] == [30]
 
 
 def test_a_file_that_another_slots_mirror_is_about_to_name_stays_for_the_retention(root: Location) -> None:

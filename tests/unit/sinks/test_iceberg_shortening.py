@@ -24,8 +24,9 @@ from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, StorageFault, Superseded
 from xidstream.pipeline.exchange import Tenure
-from xidstream.pipeline.iceberg import iceberg_table, upkeep
+from xidstream.pipeline.iceberg import expiring, upkeep
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
@@ -35,6 +36,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
+from xidstream.pipeline.mirror.base_tables import BaseTables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 from xidstream.pipeline.settings.log_retention import LogRetention
@@ -286,14 +288,14 @@ def test_a_cut_whose_answer_was_lost_may_be_made_later_and_has_the_files_of_its_
 ) -> None:
     made = filled_log(root, again=False)
     sent: list[Callable[[], None]] = []
-    real = iceberg_table.IcebergTable._send
+    real = IcebergTable._send
 
     def send(table: Any, transaction: Any) -> None:
         sent.append(lambda: real(table, transaction))
         raise StorageFault("the catalog has not answered in time")
 
     with monkeypatch.context() as slow:
-        slow.setattr(iceberg_table.IcebergTable, "_send", send)
+        slow.setattr(IcebergTable, "_send", send)
         with pytest.raises(StorageFault):
             made.shorten("5h", folds=True)
     (commit,) = sent
@@ -305,8 +307,8 @@ def test_a_cut_whose_answer_was_lost_may_be_made_later_and_has_the_files_of_its_
 def test_the_upkeep_has_the_logs_cut_when_files_of_transactions_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_table, "EXPIRES_EVERY", 2)
-    monkeypatch.setattr(iceberg_table, "KEPT_SNAPSHOTS", 2)
+    monkeypatch.setattr(expiring, "EXPIRES_EVERY", 2)
+    monkeypatch.setattr(expiring, "KEPT_SNAPSHOTS", 2)
     monkeypatch.setattr(upkeep, "SWEEP_COMMITS", 1)
     calls: list[int] = []
 
@@ -360,3 +362,29 @@ def test_the_sink_has_its_log_cut_by_its_retention_and_tells_what_is_left(
             assert (part.error, part.n_tables, part.n_cut_tables) == (None, 2, 0)
         finally:
             sink.close()
+
+
+def test_base_goes_as_far_as_the_oldest_base_table_and_the_mirror_goes_on(root: Location) -> None:
+    made = IcebergLog(root)
+    made.snapshot(1, 51, 40, truth(0))
+    mirror = BaseTables(f"iceberg:{made.place.argument}", None, 1 << 20)
+    for first in (100, 500, 900):
+        for lsn in range(first, first + 400, 100):
+            made.commit(lsn)
+        made.prove(first + 300)
+        if first > 100:
+            assert mirror.refresh(no_session) is not None
+    made.shorten("base")
+    assert made.log.cut_lsn(TABLE) == 800 == made.log.oldest_lsn(TABLE) and min(made.lsns()) == 900
+    at = made.log.table_at(TABLE, Lsn(900))
+    base = at.find_base()
+    assert base is not None and base.lsn == 800 and at.tail_files(base.lsn)
+    with pytest.raises(PreconditionMissing, match="shortened"):
+        at.snapshot_files()
+    made.commit(1300)
+    made.prove(1300)
+    assert mirror.refresh(no_session) is not None, "it needs nothing of what is gone"
+
+
+def no_session() -> Any:
+    raise AssertionError("nothing here is for Spark")

@@ -14,6 +14,7 @@ from tests.unit.delta.test_small_files import s3  # noqa: F401 - a fixture
 from tests.unit.mirror.bases import table_of
 from tests.unit.sinks.test_log_shortening import COMMITS, SLOT, TABLE, Root, truth
 from xidstream.pipeline import faultpoints
+from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.log_fold import LogFold, fold_lsn, fold_of
 from xidstream.pipeline.changelog.log_ranges import QueryTable
 from xidstream.pipeline.changelog.moment import Moment, table_at
@@ -209,7 +210,9 @@ def test_a_mirror_builds_its_base_table_from_a_fold_and_goes_on_from_it(made: Ro
 
     def refresh(lsn: int) -> Answer:
         at = made.log.table_at(TABLE, Lsn(lsn))
-        done = TableRefresher(made.root, MirrorMarks(SLOT, 1), at, None, 64 << 20, lambda: None).here()
+        done = TableRefresher(
+            DeltaBases(made.root), MirrorMarks(SLOT, 1), at, None, 64 << 20, lambda: None
+        ).here()
         assert done is not None
         rows = table_of(made.root).to_pyarrow_table()
         held = dict(zip(rows["id"].to_pylist(), rows["v"].to_pylist(), strict=True))

@@ -1,0 +1,581 @@
+"""Base tables on Iceberg: made, read by other engines, cut short, overtaken, changed by others, and vacuumed."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from duckdb_extensions import import_extension
+from pyiceberg.expressions import EqualTo
+from pyiceberg.table import Table
+
+from tests.iceberg_rest import IcebergRestServer
+from tests.spark.change_log_maker import BOOL, DATE, INT4, INT8, TEXT, LogMaker, as_rows, keyed
+from tests.spark.support import IDENTITY, LocalSegments, batch_of, memory_frame, put_memory, read_memory
+from tests.unit.delta.test_small_files import s3 as s3
+from xidstream.pipeline import faultpoints
+from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
+from xidstream.pipeline.changelog.manifest import (
+    MANIFEST,
+    ManifestLine,
+    ManifestWriter,
+    base_at,
+    newest,
+    read_lines,
+)
+from xidstream.pipeline.errors import ComponentLost, ConfigError, Superseded
+from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.mirror import vacuum as vacuums
+from xidstream.pipeline.mirror.base_table import LEFT_OUT
+from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
+from xidstream.pipeline.mirror.refresh import Answer
+from xidstream.pipeline.schema import RelationVersion
+from xidstream.pipeline.schema.rows import UPDATE_POSTIMAGE
+from xidstream.pipeline.settings.catalog_names import CatalogName
+from xidstream.pipeline.spark.frames import SinkBatch
+
+SMALL_FILES = 4 << 10
+TIMESTAMPTZ = 1184
+A = keyed("a", {"id": INT8, "name": TEXT}, "id", relid=1)
+B = keyed("b", {"id": INT8, "name": TEXT}, "id", relid=2)
+MORE = keyed("a", {"id": INT8, "name": TEXT, "more": DATE}, "id", relid=1)
+LESS = keyed("a", {"id": INT8, "more": DATE}, "id", relid=1)
+BACK = keyed("a", {"id": INT8, "more": DATE, "name": TEXT}, "id", relid=1)
+HOUR = datetime.timedelta(hours=1)
+
+
+def no_session() -> Any:
+    raise AssertionError("nothing here is for Spark")
+
+
+class Log(LogMaker):
+    """Beside a Delta log, which nobody reads here."""
+
+    def alter(self, relation: RelationVersion) -> None:
+        names = [c.name for c in relation.columns]
+        held = self.tables[relation.name]
+        held[:] = [{name: row.get(name) for name in names} for row in held]
+
+    def update(self, relation: RelationVersion, id_: int, **values: Any) -> int:
+        (row,) = (row for row in self.tables[relation.name] if row["id"] == id_)
+        row.update(values)
+        return self.commit((relation, [{**row, "_change": UPDATE_POSTIMAGE}]))
+
+    @property
+    def place(self) -> IcebergPlace:
+        return IcebergPlace.parse(str(self.iceberg))
+
+    @property
+    def bases(self) -> IcebergBases:
+        return IcebergBases(self.place)
+
+    def mirror(self) -> BaseTables:
+        return BaseTables(f"iceberg:{self.iceberg}", None, SMALL_FILES)
+
+    def lines(self) -> list[ManifestLine]:
+        return read_lines(self.bases, IDENTITY.application_id)
+
+    def table(self, key: str = "public__a") -> Table:
+        catalog = self.place.open(makes=False)
+        assert catalog is not None
+        return catalog.load_table(f"shop_current.{key}")
+
+    def rows(self, line: ManifestLine) -> list[Any]:
+        """By pyiceberg alone, as any engine would."""
+        found = self.table(line.directory).scan(snapshot_id=line.version).to_arrow().to_pylist()
+        return as_rows([{k: v for k, v in row.items() if k != "_text"} for row in found])
+
+    def check(self) -> None:
+        """All moments that are named are right."""
+        for line in self.lines():
+            assert self.rows(line) == self.states[line.lsn][line.table], (line.table, line.lsn)
+
+    def files_on_disk(self, key: str = "public__a") -> set[str]:
+        folder = urlparse(self.table(key).location()).path
+        return {os.path.join(at, name) for at, _, names in os.walk(folder) for name in names}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    yield from log_in(tmp_path, f"{tmp_path}/lake/shop")
+
+
+def log_in(tmp_path: Path, iceberg: str) -> Iterator[Log]:
+    segments = LocalSegments(str(tmp_path / "segments"))
+
+    def make_batch(*units: Any, number: int = 0) -> SinkBatch:
+        batch = batch_of(units, segments, number)
+        return SinkBatch(batch, no_session, memory_frame, segments, read_memory, put_memory, segments.storage)
+
+    made = Log(tmp_path / "delta", None, make_batch, iceberg=iceberg)
+    yield made
+    for sink in made.sinks:
+        sink.close()
+
+
+def filled(n: int) -> list[dict[str, Any]]:
+    return [{"id": i, "name": f"name {i}" * 5} for i in range(n)]
+
+
+def refreshed(tables: BaseTables) -> Refreshed:
+    found = tables.refresh(no_session)
+    assert found is not None and not found.left_out
+    return found
+
+
+def answers(found: Refreshed) -> list[Answer]:
+    return [each.answer for each in found.tables]
+
+
+def test_base_tables_are_built_swapped_and_named_as_delta_tables_are(log: Log) -> None:
+    log.snapshot(A, filled(2_000))
+    log.snapshot(B, filled(1))
+    log.insert(A, {"id": 5_000, "name": "x"})
+    tables = log.mirror()
+    assert answers(refreshed(tables)) == [Answer.BUILD] * 2
+    assert len(log.table().inspect.files()) > 5
+    log.update(A, 700, name="new")
+    found = refreshed(tables)
+    assert answers(found) == [Answer.SWAP, Answer.KEEP]
+    assert [each.n_files_written for each in found.tables] == [1, 0]
+    assert tables.refresh(no_session) is None, "there is nothing new"
+    log.insert(B, {"id": 7, "name": None})
+    assert answers(refreshed(tables)) == [Answer.KEEP, Answer.SWAP]
+    assert len(log.lines()) == 6 and len(newest(log.lines())) == 2
+    log.check()
+
+
+@pytest.fixture
+def behind_glue(
+    s3: tuple[Location, Connection], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Log]:
+    location, _ = s3
+    endpoint = (location.storage_options or {})["AWS_ENDPOINT_URL"]
+    for name, value in {
+        "TYPE": "glue",
+        "GLUE__ENDPOINT": endpoint,
+        "GLUE__REGION": "us-east-1",
+        "S3__ENDPOINT": endpoint,
+        "S3__REGION": "us-east-1",
+        "WAREHOUSE": f"s3://{location.uri.split('/')[2]}/lake",
+    }.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__PROD__{name}", value)
+    yield from log_in(tmp_path, "prod/shop")
+
+
+@pytest.fixture
+def behind_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    server = IcebergRestServer(tmp_path)
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__TYPE", "rest")
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", server.uri)
+    yield from log_in(tmp_path, "prod/shop")
+    server.stop()
+
+
+@pytest.mark.parametrize("where", ["behind_glue", "behind_rest"])
+def test_it_is_so_behind_other_catalogs_and_in_a_store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    log: Log = request.getfixturevalue(where)
+    monkeypatch.setattr(vacuums, "GRACE", -HOUR)
+    log.snapshot(A, filled(300))
+    log.insert(A, {"id": 5_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    log.update(A, 70, name="new")
+    older = log.mirror()
+    assert answers(refreshed(older)) == [Answer.SWAP]
+    with pytest.raises(Superseded):
+        tables.refresh(no_session)
+    log.alter(MORE)
+    log.insert(MORE, {"id": 6_000, "name": "y", "more": datetime.date(2026, 11, 28)})
+    refreshed(older)
+    log.check()
+    assert len(log.lines()) == 3 and older.vacuum(0).n_files > 0
+    assert len(log.lines()) == 1 and len(log.table().metadata.snapshots) == 1
+    log.check()
+    log.update(MORE, 71, name="new")
+    refreshed(older)
+    log.check()
+
+
+@contextmanager
+def duck() -> Iterator[duckdb.DuckDBPyConnection]:
+    import_extension("avro")
+    import_extension("iceberg")
+    with duckdb.connect() as session:
+        session.sql("LOAD avro; LOAD iceberg")
+        yield session
+
+
+def read_by_duck(
+    session: duckdb.DuckDBPyConnection, log: Log, line: ManifestLine, where: str = ""
+) -> list[dict[str, Any]]:
+    scan = f"iceberg_scan('{log.table().metadata_location}', snapshot_from_id={line.version})"
+    found: list[dict[str, Any]] = session.sql(f"SELECT * FROM {scan} {where}").to_arrow_table().to_pylist()
+    return found
+
+
+def test_duckdb_and_polars_read_what_the_manifest_names(log: Log) -> None:
+    log.snapshot(A, filled(500))
+    log.insert(A, {"id": 5_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    log.update(A, 3, name="new")
+    refreshed(tables)
+    with duck() as session:
+        for line in log.lines():
+            wanted = log.states[line.lsn]["public.a"]
+            assert as_rows(read_by_duck(session, log, line)) == wanted
+            (one,) = read_by_duck(session, log, line, "WHERE id = 3")
+            assert tuple(sorted(one.items())) in wanted and one["id"] == 3
+            read = pl.scan_iceberg(log.table(), snapshot_id=line.version).collect()
+            assert as_rows(read.to_dicts()) == wanted
+
+
+def test_columns_come_and_go_and_come_back_and_every_moment_keeps_its_own(log: Log) -> None:
+    day = datetime.date(2026, 11, 28)
+    log.snapshot(A, filled(300))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    found = []
+    for n, (relation, values) in enumerate(
+        [(MORE, {"name": "y", "more": day}), (LESS, {"more": day}), (BACK, {"more": day, "name": "back"})]
+    ):
+        log.alter(relation)
+        log.insert(relation, {"id": 2_000 + n, **values})
+        found += answers(refreshed(tables))
+    assert found == [Answer.SWAP, Answer.REWRITE, Answer.SWAP]
+    log.check()
+    with duck() as session:
+        for line in log.lines():
+            assert as_rows(read_by_duck(session, log, line)) == log.states[line.lsn][line.table], line
+    ids = {field.name: field.field_id for field in log.table().schema().fields}
+    assert ids["id"] == 1 and ids["more"] == 3 and ids["name"] == 4, "a column that came back is another one"
+
+
+KEYS: list[tuple[int, Callable[[int], Any]]] = [
+    (INT4, lambda i: i - 50),
+    (INT8, lambda i: (i - 50) << 40),
+    (TEXT, lambda i: f"{'äa'[i % 2]}{i:04d}" * (1 + i % 3)),
+    (DATE, lambda i: datetime.date(1950, 1, 1) + datetime.timedelta(days=i * 31)),
+    (
+        TIMESTAMPTZ,
+        lambda i: datetime.datetime(1969, 1, 1, microsecond=1, tzinfo=datetime.timezone.utc) + i * HOUR * 97,
+    ),
+]
+
+
+@pytest.mark.parametrize(("type_", "value"), KEYS)
+def test_bounds_of_each_type_of_key_find_the_touched_file_and_no_other(
+    log: Log, type_: int, value: Callable[[int], Any]
+) -> None:
+    table = keyed("k", {"id": type_, "note": TEXT}, "id", relid=7)
+    dice = random.Random(type_)
+    log.snapshot(table, [{"id": value(i), "note": f"{dice.random()}"} for i in range(1_500)])
+    log.update(table, value(1), note="first")
+    tables = log.mirror()
+    refreshed(tables)
+    assert len(log.table("public__k").inspect.files()) > 3
+    log.update(table, value(1_001), note="new")
+    (done,) = refreshed(tables).tables
+    assert done.answer is Answer.SWAP and done.n_files_removed == 1
+    log.check()
+    wanted = value(1_001)
+    moment = wanted.isoformat() if isinstance(wanted, datetime.datetime) else wanted
+    found = log.table("public__k").scan(row_filter=EqualTo("id", moment)).to_arrow()
+    assert found["note"].to_pylist() == ["new"], "other engines skip by the same bounds"
+
+
+def test_a_key_of_booleans_alone_has_no_bounds_and_the_table_is_written_as_a_whole(log: Log) -> None:
+    table = keyed("flags", {"is_on": BOOL, "note": TEXT}, "is_on", relid=8)
+    log.snapshot(table, [{"is_on": True, "note": "x"}])
+    log.insert(table, {"is_on": False, "note": "y"})
+    tables = log.mirror()
+    refreshed(tables)
+    log.truncate(table)
+    assert answers(refreshed(tables)) == [Answer.REWRITE]
+    log.check()
+
+
+# -- cut short, overtaken ---------------------------------------------------------------------------------
+
+POINTS = (
+    "writing_base",
+    "base_written",
+    "iceberg_committing",
+    "base_committed",
+    "committing_manifest",
+    "manifest_committed",
+)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_refresh_that_ends_anywhere_has_changed_nothing_for_readers_and_the_next_goes_on(
+    log: Log, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    for relation in (A, B):
+        log.snapshot(relation, filled(300))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    before = log.lines()
+    log.update(A, 3, name="new")
+    log.update(B, 4, name="new")
+    with monkeypatch.context() as patch:
+        patch.setattr(faultpoints, "_plan", FaultPlan(f"{point}:error=ComponentLost", None))
+        with pytest.raises(ComponentLost):
+            tables.refresh(no_session)
+    assert (log.lines() == before) is (point != "manifest_committed")
+    log.check()
+    after = log.mirror()  # a process of its own
+    if point != "manifest_committed":
+        assert refreshed(after).lsn == log.lsn
+    assert {line.lsn for line in newest(log.lines())} == {log.lsn}
+    log.check()
+
+
+class _Between:
+    """A plan of faults that acts at one point, once."""
+
+    def __init__(self, point: str, act: Callable[[], object]) -> None:
+        self._point, self._act = point, act
+
+    def reach(self, point: str, tag: str | None = None) -> None:
+        if point == self._point:
+            self._point = ""
+            self._act()
+
+
+@pytest.mark.parametrize("point", ["base_written", "committing_manifest"])
+def test_a_mirror_that_is_overtaken_commits_nothing_more(
+    log: Log, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    log.snapshot(A, filled(300))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    older, newer = log.mirror(), log.mirror()
+    refreshed(older)
+    log.update(A, 3, name="new")
+    with monkeypatch.context() as patch:
+        patch.setattr(faultpoints, "_plan", _Between(point, lambda: newer.refresh(no_session)))
+        with pytest.raises(Superseded, match=r"mirror of slot .* Iceberg table"):
+            older.refresh(no_session)
+    assert len(log.lines()) == 2 and newer.owner == 2
+    log.check()
+    n_snapshots = len(log.table().metadata.snapshots)
+    with pytest.raises(Superseded):
+        older.refresh(no_session)
+    assert len(log.table().metadata.snapshots) == n_snapshots
+
+
+# -- others -----------------------------------------------------------------------------------------------
+
+
+def delete_a_row(log: Log) -> None:
+    log.table().delete("id = 5")
+
+
+def compact(log: Log) -> None:
+    table = log.table()
+    table.overwrite(table.scan().to_arrow())
+
+
+def rename_a_column(log: Log) -> None:
+    with log.table().update_schema() as update:
+        update.rename_column("name", "title")
+
+
+def drop_a_column(log: Log) -> None:
+    with log.table().update_schema() as update:
+        update.delete_column("name")
+
+
+def set_back(log: Log) -> None:
+    first = log.table().history()[0].snapshot_id
+    log.table().manage_snapshots().set_current_snapshot(snapshot_id=first).commit()
+
+
+@pytest.mark.parametrize("change", [delete_a_row, compact, rename_a_column, drop_a_column, set_back])
+def test_a_table_that_another_program_has_changed_is_built_anew(
+    log: Log, change: Callable[[Log], None]
+) -> None:
+    log.snapshot(A, filled(300))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    log.update(A, 2, name="newer")
+    refreshed(tables)
+    change(log)
+    log.update(A, 3, name="new")
+    assert answers(refreshed(tables)) == [Answer.BUILD]
+    line = newest(log.lines())[0]
+    assert log.rows(line) == log.states[line.lsn][line.table]
+    assert log.table().scan().to_arrow().num_rows == len(log.tables["public.a"])
+    log.update(A, 4, name="new")
+    assert answers(refreshed(tables)) == [Answer.SWAP], "and kept up from there"
+
+
+def test_a_table_that_was_dropped_is_made_anew_and_its_older_moments_have_no_base(log: Log) -> None:
+    log.snapshot(A, filled(300))
+    first = log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    catalog = log.place.open(makes=False)
+    assert catalog is not None
+    catalog.drop_table("shop_current.public__a")
+    second = log.update(A, 3, name="new")
+    assert answers(refreshed(tables)) == [Answer.BUILD]
+    slot = IDENTITY.application_id
+    assert base_at(log.bases, slot, "public.a", 1, first) is None
+    found = base_at(log.bases, slot, "public.a", 1, second)
+    assert found is not None and found.lsn == second
+
+
+def test_a_catalog_of_glue_for_the_base_tables_is_refused(log: Log) -> None:
+    log.snapshot(A, filled(1))
+    with pytest.raises(ConfigError, match="mirror_catalog is for Delta tables"):
+        BaseTables(f"iceberg:{log.iceberg}", None, SMALL_FILES, catalog=CatalogName.parse("glue:shop"))
+
+
+# -- what goes --------------------------------------------------------------------------------------------
+
+
+def named_files(log: Log, key: str = "public__a") -> set[str]:
+    """The data files of all snapshots that there are."""
+    table = log.table(key)
+    found = [
+        task for s in table.metadata.snapshots for task in table.scan(snapshot_id=s.snapshot_id).plan_files()
+    ]
+    return {urlparse(task.file.file_path).path for task in found}
+
+
+def test_a_vacuum_takes_what_no_named_version_needs_and_leaves_what_is_young(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.snapshot(A, filled(300))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    for i in range(5):
+        log.update(A, i, name=f"new {i}")
+        refreshed(tables)
+    folder = Path(urlparse(log.table().location()).path)
+    left = folder / "refresh-x" / "00000.parquet"
+    left.parent.mkdir()
+    left.write_bytes(b"of a mirror that was killed")
+    before = log.files_on_disk()
+    assert tables.vacuum(60).n_files == 0 and log.files_on_disk() >= before, "all is named, or young"
+    assert len(log.lines()) == 5
+    tables.vacuum(0)
+    assert len(log.lines()) == 1 and len(log.table().metadata.snapshots) > 1, (
+        "readers have just found the others"
+    )
+    assert left.exists()
+    monkeypatch.setattr(vacuums, "GRACE", -HOUR)
+    assert tables.vacuum(0).n_files >= 5
+    assert [s.snapshot_id for s in log.table().metadata.snapshots] == [line.version for line in log.lines()]
+    assert not left.exists()
+    on_disk = {path for path in log.files_on_disk() if path.endswith(".parquet")}
+    assert on_disk == named_files(log)
+    assert len([path for path in log.files_on_disk() if "/snap-" in path]) == 1
+    assert len(log.table(MANIFEST).metadata.snapshots) == 1
+    log.check()
+    log.update(A, 9, name="behind it")
+    refreshed(tables)
+    log.check()
+
+
+def test_the_manifests_small_files_are_merged_and_its_lines_stay(log: Log) -> None:
+    manifest = ManifestWriter(IcebergBases(log.place, makes=True), "7/shop/orders")
+    manifest.claim()
+    now = datetime.datetime.now(datetime.timezone.utc)
+    for lsn in range(1, 41):
+        manifest.append([ManifestLine("7/shop/orders", lsn, now, "public.a", "public__a", 1, 99, lsn)])
+    assert [line.lsn for line in read_lines(log.bases)] == list(range(1, 41)) and manifest.look() == (40, 0)
+    assert log.table(MANIFEST).inspect.files().num_rows < 20
+    assert len(log.table(MANIFEST).inspect.manifests()) < 20
+
+
+def test_a_snapshot_that_a_tag_names_stays_with_its_files(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vacuums, "GRACE", -HOUR)
+    log.snapshot(A, filled(30))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    (line,) = log.lines()
+    log.table().manage_snapshots().create_tag(line.version, "audit").commit()
+    log.update(A, 3, name="new")
+    refreshed(tables)
+    log.update(A, 4, name="new")
+    refreshed(tables)
+    tables.vacuum(0)
+    assert len(log.table().metadata.snapshots) == 2 and len(log.lines()) == 1
+    assert log.rows(line) == log.states[line.lsn]["public.a"]
+
+
+def test_a_table_that_is_left_out_says_so_and_is_emptied_after_the_retention(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for relation in (A, B):
+        log.snapshot(relation, filled(30))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    open_ = log.bases.open
+    from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
+
+    base = BaseTable.open(
+        log.bases, "public__a", "public.a", MirrorMarks(IDENTITY.application_id, tables.owner)
+    )
+    assert base is not None
+    base.leave_out("it is of no use")
+    found = open_("public__a", "public.a")
+    assert found is not None and "it is of no use" in found.properties[LEFT_OUT]
+    log.update(B, 3, name="new")
+    log.update(A, 3, name="new")
+    # The table has no line any more: the refresh is as one that has left it out.
+    monkeypatch.setattr(vacuums, "GRACE", -HOUR)
+    monkeypatch.setattr("xidstream.pipeline.mirror.base_tables._tables_at", _without_a(tables))
+    tables.refresh(no_session)
+    tables.vacuum(0)
+    assert log.table().scan().to_arrow().num_rows == 0
+    assert not [path for path in log.files_on_disk() if path.endswith(".parquet")]
+    monkeypatch.undo()
+    log.update(A, 3, name="it comes back")
+    refreshed(tables)
+    assert log.rows(newest(log.lines())[0]) == log.states[log.lsn]["public.a"]
+
+
+def _without_a(tables: BaseTables) -> Callable[..., Any]:
+    from xidstream.pipeline.mirror import base_tables
+
+    real = base_tables._tables_at
+
+    def at(*given: Any) -> Any:
+        found, left_out = real(*given)
+        return [t for t in found if t.shape.table != "public.a"], {**left_out, "public.a": "it is of no use"}
+
+    return at
+
+
+def test_the_files_have_the_field_ids_of_the_columns(log: Log) -> None:
+    log.snapshot(A, filled(3))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    refreshed(log.mirror())
+    (path, *_) = named_files(log)
+    schema = pa.parquet.read_schema(path)
+    ids = {field.name: int(field.metadata[b"PARQUET:field_id"]) for field in schema}
+    assert ids == {field.name: field.field_id for field in log.table().schema().fields}
