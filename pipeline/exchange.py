@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.parked import BadTable, LeftOutTransaction, ParkedTable
-from xidstream.pipeline.parquet import Commit, RowFile
+from xidstream.pipeline.parquet import CommitStamp, RowFile
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import NOBODY, GivenUp, Poison
 from xidstream.pipeline.schema import RelationVersion
@@ -107,7 +107,7 @@ class SegmentPart:
     """Rows of one relation version in storage, and what whoever reads them adds."""
 
     segment: Segment
-    commit: Commit
+    commit: CommitStamp
 
     @property
     def relation(self) -> RelationVersion:

@@ -91,7 +91,7 @@ class Step(enum.Enum):
     """Remove files. It lists the whole table."""
 
 
-class Pace(NamedTuple):
+class UpkeepPace(NamedTuple):
     """A step is due when the version passes a multiple of ``commits``, and ``offset`` more, but not twice within
     ``seconds``."""
 
@@ -100,7 +100,7 @@ class Pace(NamedTuple):
     offset: int = 0
 
 
-PACES: Final = {Step.LOG: Pace(100, 60.0, offset=50), Step.FILES: Pace(1_000, 3_600.0)}
+PACES: Final = {Step.LOG: UpkeepPace(100, 60.0, offset=50), Step.FILES: UpkeepPace(1_000, 3_600.0)}
 
 
 class Schedule:

@@ -29,7 +29,7 @@ from xidstream.pipeline.exchange import (
     UnitEnd,
 )
 from xidstream.pipeline.parked import LeftOutTransaction
-from xidstream.pipeline.parquet import Commit
+from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion, rows
 from xidstream.pipeline.storage.envelope import a_count, a_number
@@ -145,7 +145,7 @@ def _unit_from_json(value: dict[str, Any], relations: Sequence[RelationVersion])
         segments=tuple(
             SegmentPart(
                 segment_from_json(part, relations),
-                Commit(a_count(part["commit_lsn"]), a_number(part["commit_timestamp_us"])),
+                CommitStamp(a_count(part["commit_lsn"]), a_number(part["commit_timestamp_us"])),
             )
             for part in value["segments"]
         ),

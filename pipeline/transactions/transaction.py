@@ -48,7 +48,7 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.packs import UnitParts
 from xidstream.pipeline.parked import BadTable
-from xidstream.pipeline.parquet import Commit
+from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import (
     NOBODY,
@@ -302,7 +302,7 @@ class OpenTransaction:
             return self._nothing(undeliverable(poison.of(end.xid, end.commit_lsn)))
         bad = tuple(dataclasses.replace(each, commit_lsn=end.commit_lsn) for each in self.bad_tables())
         self._leave_out({each.relid for each in bad})
-        commit = Commit(end.commit_lsn, end.commit_timestamp_us)
+        commit = CommitStamp(end.commit_lsn, end.commit_timestamp_us)
         stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
         segments = tuple(SegmentPart(segment, commit) for segment in self._whole_segments("committed"))
         memory = self._memory_parts(stamp, put)

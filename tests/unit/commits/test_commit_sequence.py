@@ -32,7 +32,7 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
 )
 from xidstream.pipeline.parked import BadTable, ParkedTable
-from xidstream.pipeline.parquet import Commit, RowFile
+from xidstream.pipeline.parquet import CommitStamp, RowFile
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import internal_schema
@@ -465,7 +465,7 @@ def test_a_transaction_in_segments_is_not_little_to_a_reader_that_waits_for_cred
         loop = (await made.sink_opened(Lsn(0), 0)).loop
         content = nothing(TransactionEnd(Xid(7), Lsn(100), Lsn(104), 0))
         if is_spilled:
-            content = dataclasses.replace(content, segments=(SegmentPart(segment, Commit(Lsn(100), 0)),))
+            content = dataclasses.replace(content, segments=(SegmentPart(segment, CommitStamp(Lsn(100), 0)),))
         made._order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
         made._order.fill(0, content)
         batch = await made.next_batch(5, loop)
@@ -491,7 +491,7 @@ def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
         order = made._order
         order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
         content = nothing(TransactionEnd(Xid(7), Lsn(100), Lsn(104), 0))
-        part = SegmentPart(segment, Commit(Lsn(100), 0))
+        part = SegmentPart(segment, CommitStamp(Lsn(100), 0))
         order.fill(0, dataclasses.replace(content, segments=(part,)))
         entries = order.to_write(1, 1)
         end = entries[0].end

@@ -20,7 +20,7 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
     Undeliverable,
 )
-from xidstream.pipeline.parquet import Commit, RowFile
+from xidstream.pipeline.parquet import CommitStamp, RowFile
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.transactions.sealed import transaction_row, undeliverable
@@ -456,4 +456,4 @@ def test_segments_of_a_prepared_transaction_are_stamped_with_its_commit() -> Non
     parts = stamp_segments(record, TransactionEnd(Xid(700), Lsn(100), Lsn(104), 5_000, gid="g"))
     assert tuple(part.segment for part in parts) == segments
     assert [part.n_rows for part in parts] == [10, 11, 12]
-    assert {part.commit for part in parts} == {Commit(100, 5_000)}
+    assert {part.commit for part in parts} == {CommitStamp(100, 5_000)}
