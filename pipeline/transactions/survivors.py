@@ -73,7 +73,7 @@ class Survivors:
         self.n_bytes -= self._blocks[-1].n_bytes
         return self._blocks.pop()
 
-    def without(self, aborted: Subxids) -> int:
+    def rows_after_abort(self, aborted: Subxids) -> int:
         """How many rows stay when those of ``aborted`` (not empty) go. Raises IllegalTransition."""
         n_rows = self.n_rows
         lowest, highest = int(aborted.min()), int(aborted.max())

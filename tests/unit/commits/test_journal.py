@@ -28,7 +28,7 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.transactions.sealed import undeliverable
+from xidstream.pipeline.transactions.sealed import undeliverable_unit
 
 RELATION = RelationVersion(7, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 23, -1, True),))
 
@@ -144,7 +144,7 @@ def test_nothing_is_written_past_a_unit_that_is_not_ready_a_hold_or_poison() -> 
     order.resolve(1)
     add(order, 3, 400)
     assert [entry.ticket for entry in order.to_write(10**9, 100)] == [0, 2]
-    order.fill(3, undeliverable(PoisonedChange("bad")))
+    order.fill(3, undeliverable_unit(PoisonedChange("bad")))
     write(order)
     assert order.confirmed_lsn == 304 and order.oldest_ready_s is None
     assert order.undeliverable is None, "what is before it is not in the sink"

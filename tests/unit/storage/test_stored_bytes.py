@@ -42,7 +42,7 @@ from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.storage.beginning_record import read_beginning, write_beginning
 from xidstream.pipeline.storage.envelope import seal
 from xidstream.pipeline.storage.journal_directory import (
-    Directory,
+    JournalDirectory,
     directory_from_json,
     directory_to_json,
 )
@@ -105,7 +105,7 @@ BOUNDS = SnapshotBounds(Lsn(0x98), Lsn(0x99), 7, 12, (8, 10), 1_700_000_000_000_
 GENERATION = Generation(RELATION, 2, BOUNDS, ("id",))
 SKIP = Skip(Xid(7), Lsn(0x40), NOON, "me", "a bad row", NOON)
 FINISHED = replace(PREPARED, xid=Xid(650), prepare_end_lsn=Lsn(0x1F0))
-DIRECTORY = Directory(
+DIRECTORY = JournalDirectory(
     (
         (
             UnitEnd(Lsn(0x1000), Lsn(0x1000), Lsn(0x1030), 1),
