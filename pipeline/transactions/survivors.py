@@ -54,8 +54,11 @@ class _Runs:
 class Survivors:
     def __init__(self) -> None:
         self.n_rows = 0
+        """How many rows there are: the number of the next row."""
         self.n_bytes = 0
+        """What the runs take in memory."""
         self._blocks: list[_Runs] = []
+        """The runs of each block that began one, in the order of the rows."""
 
     def add(self, subxid: Subxids, first: npt.NDArray[np.int64], n_rows: int) -> None:
         """The runs of ``n_rows`` more rows, in the order of their numbers."""
