@@ -94,7 +94,7 @@ def main() -> None:
             "plain": DeltaTableWriter.open_or_create(locations["plain"], "plain", _COLUMNS),
         }
         keeping = writers["kept"].upkeep = Upkeep(DEFAULT_RETENTION)
-        upkeep.PACES[upkeep.Step.LOG] = upkeep.PACES[upkeep.Step.LOG]._replace(seconds=0)
+        upkeep.PACES[upkeep.UpkeepStep.LOG] = upkeep.PACES[upkeep.UpkeepStep.LOG]._replace(seconds=0)
         for thousand in range(arguments.marks):
             for name, writer in writers.items():
                 if name == "plain" and thousand >= arguments.plain_marks:

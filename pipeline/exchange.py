@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.parked import BadTable, LeftOutTransaction, ParkedTable
-from xidstream.pipeline.parquet import Commit, RowFile
+from xidstream.pipeline.parquet import CommitStamp, RowFile
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.poison import NOBODY, GivenUp, Poison
+from xidstream.pipeline.poison import NONE_GIVEN_UP, GivenUp, Poison
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.snapshot.decision import Decision
@@ -107,7 +107,7 @@ class SegmentPart:
     """Rows of one relation version in storage, and what whoever reads them adds."""
 
     segment: Segment
-    commit: Commit
+    commit: CommitStamp
 
     @property
     def relation(self) -> RelationVersion:
@@ -371,7 +371,7 @@ class Opened:
     cover: PrepareCover
     timeline: int
     history: Mapping[int, Lsn]
-    given_up: GivenUp = NOBODY
+    given_up: GivenUp = NONE_GIVEN_UP
     """Transactions that a person gave up, and that the slot may still send, or the journal has."""
     server: Mapping[str, str] = field(default_factory=dict)
     """libpq's options that lead to the slot's very server, where the DSN has several."""

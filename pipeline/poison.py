@@ -28,7 +28,7 @@ from xidstream.pipeline.pg import Lsn, Xid
 GivenUp = frozenset[tuple[Xid, Lsn]]
 """Top-level xid and commit LSN."""
 
-NOBODY: GivenUp = frozenset()
+NONE_GIVEN_UP: GivenUp = frozenset()
 
 _ERRORS: dict[str, type[XidstreamError]] = {e.__name__: e for e in (PoisonedChange, ColumnNameClash)}
 

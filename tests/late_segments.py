@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tests.spark.support import COMMIT_US, internal
 from xidstream.pipeline.exchange import Segment, SegmentPart
-from xidstream.pipeline.parquet import Commit, unbound, write_rows
+from xidstream.pipeline.parquet import CommitStamp, unbound, write_rows
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.storage.storage import Storage
 
@@ -30,4 +30,4 @@ def late_segment(
 
 
 def late_part(segment: Segment, commit_lsn: int) -> SegmentPart:
-    return SegmentPart(segment, Commit(commit_lsn, COMMIT_US + commit_lsn))
+    return SegmentPart(segment, CommitStamp(commit_lsn, COMMIT_US + commit_lsn))

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from xidstream.pipeline.account.model import BatchPart
-from xidstream.pipeline.account.query import Event, QueryEvents, QueryName
+from xidstream.pipeline.account.query import ListenerEvent, QueryEvents, QueryName
 from xidstream.pipeline.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Listeners:
         for event in events.look(time.monotonic(), _now(), self._batches(), self._is_idle):
             self._tell(event)
 
-    def _tell(self, event: Event, listeners: Sequence[Any] | None = None) -> None:
+    def _tell(self, event: ListenerEvent, listeners: Sequence[Any] | None = None) -> None:
         if listeners is None:
             with self._lock:
                 listeners = list(self._listeners)

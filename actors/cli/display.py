@@ -42,7 +42,7 @@ _SHORT_LAG_MS = 5_000.0
 """Where changes come all the time something always waits: with a lag below this the run keeps up with them."""
 
 
-class Pace:
+class Rates:
     """Rates, and how old the last batch is, from the statuses that were shown. ``now_s``: a monotonic clock's."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Pace:
             self.rows_per_s = self.read_bytes_per_s = None
 
 
-def parts(status: RunStatus, pace: Pace | None = None) -> list[str]:
+def parts(status: RunStatus, pace: Rates | None = None) -> list[str]:
     """The status as short phrases, the most important ones first. Without ``pace`` it is the end of a run."""
     account, sink = status.account, status.sink
     reader = account.reader
@@ -105,12 +105,12 @@ def parts(status: RunStatus, pace: Pace | None = None) -> list[str]:
     return found
 
 
-def summary(status: RunStatus, pace: Pace | None = None) -> str:
+def summary(status: RunStatus, pace: Rates | None = None) -> str:
     """``parts`` in one line."""
     return " · ".join(parts(status, pace))
 
 
-def _where(status: RunStatus, pace: Pace) -> str:
+def _where(status: RunStatus, pace: Rates) -> str:
     account, run, lag_ms = status.account, status.run, status.sink.last_lag_ms
     if run.waiting_for:
         return f"waiting for {' and '.join(run.waiting_for)}"
@@ -170,7 +170,7 @@ class Phrases:
         yield Text(line, style=self._style)
 
 
-def picture(status: RunStatus, pace: Pace) -> Group:
+def picture(status: RunStatus, pace: Rates) -> Group:
     """The live display: the phrases, and a line for each of the largest open transactions."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("open transaction", "rows decoded", "in memory", "segments spilled"):
@@ -203,7 +203,7 @@ class Display:
         self._clock = clock
         self._began_s = clock() if began_s is None else began_s
         self._live: Live | None = None
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, Rates] = {}
         self._waiting: dict[str, tuple[str, ...]] = {}
         self._open_s: dict[str, float] = {}
         self._last: dict[str, str] = {}
@@ -244,7 +244,7 @@ class Display:
             if self._live is None and self._waiting.pop(slot, None) is not None:
                 self.line(f"{now_s - self._open_s.get(slot, self._began_s):.0f} s: reading slot {slot}")
             self._open_s[slot] = now_s
-            pace = self._paces.setdefault(slot, Pace())
+            pace = self._paces.setdefault(slot, Rates())
             pace.note(status, now_s)
             if self._live is not None:
                 shown.append(picture(status, pace))

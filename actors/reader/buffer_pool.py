@@ -48,6 +48,7 @@ class BufferPool:
         share: QuotaShare | None = None,
     ) -> None:
         self._ledger = ledger
+        """What is known of each open transaction. This pool writes the half of the sending thread."""
         self._parcel_bytes = _PARCEL_BLOCKS * config.block_bytes
         self._spares = spares
         maximum = config.buffers_max if share is None else config.buffers_min
@@ -55,8 +56,10 @@ class BufferPool:
         self.fleet = BufferFleet(config, settings, self._policy, share)
         self._buffers = self.fleet.handles
         self._in_flight = InFlight()
+        """The calls to buffers that have not returned, with their raw bytes."""
         self._small_blocks = SmallBlocks(settings)
         self.n_moved = 0
+        """How many transactions have changed their buffer."""
 
     @property
     def in_flight_bytes(self) -> int:

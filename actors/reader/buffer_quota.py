@@ -22,7 +22,7 @@ from xidstream.pipeline.transactions.buffer_quota import BufferQuota
 _AGAIN_S = 1.0
 
 
-class Quota:
+class QuotaActor:
     """The actor, and the supervisors' handle on it is ``start_quota``'s."""
 
     def __init__(self, maximum: int, floors: int) -> None:
@@ -40,7 +40,11 @@ class Quota:
 
 def start_quota(maximum: int, floors: int) -> Any:
     """One for a whole run; it is not waited for."""
-    return ray.remote(Quota).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote(maximum, floors)
+    return (
+        ray.remote(QuotaActor)
+        .options(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+        .remote(maximum, floors)
+    )
 
 
 class QuotaShare:

@@ -25,7 +25,7 @@ from xidstream.pipeline.pgoutput.parser import parse_keepalive
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.stream import Cut, StreamCutter, Unsendable, read_policy
-from xidstream.pipeline.stream.read_policy import Credit, Gathered, ReadPolicy, Step
+from xidstream.pipeline.stream.read_policy import Credit, Gathered, ReadPolicy, ReadStep
 
 _XLOG_DATA = ord("w")
 _CONTROLS_PER_LOOK = 1024
@@ -189,14 +189,14 @@ class Reading:
                 self._policy.listened(time.monotonic(), heard=heard)
             elif isinstance(action, read_policy.AwaitCredit):
                 self._sending.await_look(action.seconds)
-            elif action is Step.CUT_WHOLE:
+            elif action is ReadStep.CUT_WHOLE:
                 self._submit(self._cutter.flush())
-            elif action is Step.CUT_OPEN:
+            elif action is ReadStep.CUT_OPEN:
                 self._submit(self._cutter.flush_open())
-            elif action is Step.PASS_POSITION:
+            elif action is ReadStep.PASS_POSITION:
                 self._submit(self._cutter.position(position))
             else:
-                self._send_status(now_s, reply=action is Step.ASK_POSITION)
+                self._send_status(now_s, reply=action is ReadStep.ASK_POSITION)
 
     def _submit(self, cuts: Sequence[Cut]) -> None:
         """Nothing after a skipped publication may be confirmed, so nothing of it is sent on."""

@@ -23,18 +23,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from xidstream.actors.snapshots.steps import SnapshotSteps, Taken, repair_refused
+from xidstream.actors.snapshots.steps import SnapshotSteps, TableTaken, repair_refused
 from xidstream.pipeline import events
 from xidstream.pipeline.account.snapshots import SnapshotProgress
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, XidstreamError
 from xidstream.pipeline.initial_copy.copy_schedule import (
-    Again,
     Carry,
     CopySchedule,
     Dropped,
     Event,
     Failed,
+    Retry,
 )
 from xidstream.pipeline.initial_copy.progress import ReadingRate, Sums, progress_of
 from xidstream.pipeline.initial_copy.retry_backoff import RetryBackoff
@@ -91,7 +91,7 @@ class SnapshotCoordinator:
         """Until the next look at the catalog."""
         self._tables = tables
         self._notify = notify
-        self._events: queue.SimpleQueue[Event | Taken] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | TableTaken] = queue.SimpleQueue()
         self._steps = SnapshotSteps(
             config, book, tables, self._last_number, self._end_former, self._events.put, self._fail
         )
@@ -198,7 +198,7 @@ class SnapshotCoordinator:
                     self._try_to(self._look_at_stream)
                     stream_s = time.monotonic() + _STREAM_LOOK_S
                 for relid in self._resting.wake(time.monotonic()):
-                    self._handle(Again(relid))
+                    self._handle(Retry(relid))
                 if time.monotonic() >= note_s:
                     note_s = time.monotonic() + _NOTE_S
                     self._rate.note(time.monotonic(), self.progress().n_bytes_read)
@@ -421,8 +421,8 @@ class SnapshotCoordinator:
         facts = {"n_rows": n_rows, "n_carried": n_carried}
         self._notify(events.Event("snapshot_repaired", text, logging.INFO, table=table, **facts))
 
-    def _handle(self, event: Event | Taken) -> None:
-        if isinstance(event, Taken):
+    def _handle(self, event: Event | TableTaken) -> None:
+        if isinstance(event, TableTaken):
             self._note(event)
             event = event.event
         if self._course is None:
@@ -434,7 +434,7 @@ class SnapshotCoordinator:
                 self._lines.await_(action.bounds.valid_from)
             self._steps.submit(action)
 
-    def _note(self, taken: Taken) -> None:
+    def _note(self, taken: TableTaken) -> None:
         assert self._lines is not None
         generation = taken.generation
         if taken.n_carried is None:

@@ -47,8 +47,7 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Action,
     Carried,
     Carry,
-    Commit,
-    Committed,
+    CommitSnapshot,
     Dropped,
     Failed,
     Hold,
@@ -56,6 +55,7 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Read,
     ReaderLost,
     Release,
+    SnapshotCommitted,
     TableHeld,
 )
 from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
@@ -80,11 +80,11 @@ _CARRY_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Taken:
+class TableTaken:
     """A table is committed. ``n_rows`` were read. ``n_bytes``: of the server's files. ``n_carried``: rows that a repair
     did not read; None for any other snapshot."""
 
-    event: Committed
+    event: SnapshotCommitted
     generation: Generation
     n_rows: int
     n_bytes: int
@@ -103,7 +103,7 @@ class SnapshotSteps:
         tables: SnapshotTables,
         last_number: Callable[[str], int],
         end_former: Callable[[PublishedSource], None],
-        report: Callable[[copy_schedule.Event | Taken], None],
+        report: Callable[[copy_schedule.Event | TableTaken], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._book = book
@@ -164,7 +164,7 @@ class SnapshotSteps:
             self._pool.submit(self._watched, self._read, action, action.task.source.relation.relid)
         elif isinstance(action, Carry):
             self._pool.submit(self._watched, self._carry, action, action.source.relation.relid)
-        elif isinstance(action, Commit):
+        elif isinstance(action, CommitSnapshot):
             self._pool.submit(self._watched, self._commit, action, action.source.relation.relid)
         else:
             # At once: nobody reads for a later snapshot of this table yet.
@@ -196,7 +196,7 @@ class SnapshotSteps:
             if not self._stop.is_set():
                 self._fail(error)
 
-    def _give_up(self, error: XidstreamError, action: Hold | Read | Carry | Commit) -> None:
+    def _give_up(self, error: XidstreamError, action: Hold | Read | Carry | CommitSnapshot) -> None:
         """Go on without this snapshot."""
         source = _source_of(action)
         self._until_done(lambda: self._book.cancel(source))
@@ -289,7 +289,7 @@ class SnapshotSteps:
         log.warning(repair_refused(source, error.message))
         self._report(Dropped(source.relation.relid))
 
-    def _commit(self, action: Commit) -> None:
+    def _commit(self, action: CommitSnapshot) -> None:
         relid = action.source.relation.relid
         if action.repair is None:
             self._let_go(action.source, action.bounds)
@@ -309,9 +309,9 @@ class SnapshotSteps:
             self._until_done(lambda: self._book.give_up(generation))
             raise
         self._until_done(lambda: self._book.finish(generation))
-        event = Committed(relid, action.attempt)
+        event = SnapshotCommitted(relid, action.attempt)
         n_carried = None if action.repair is None else action.n_carried
-        self._report(Taken(event, generation, action.n_rows, action.source.n_bytes, n_carried))
+        self._report(TableTaken(event, generation, action.n_rows, action.source.n_bytes, n_carried))
 
     def _until_done(self, act: Callable[[], _T]) -> _T:
         """Repeat ``act`` until it succeeds. Raises what a person must see, SnapshotInterrupted, and ComponentLost when
@@ -357,7 +357,7 @@ def repair_refused(source: PublishedSource, reason: str) -> events.Event:
     return events.Event("repair_refused", text, table=source.name)
 
 
-def _with_way_out(error: XidstreamError, action: Hold | Read | Carry | Commit) -> XidstreamError:
+def _with_way_out(error: XidstreamError, action: Hold | Read | Carry | CommitSnapshot) -> XidstreamError:
     """One table that cannot be read must not keep the others from their stream."""
     source = _source_of(action)
     remedy = (
@@ -366,5 +366,5 @@ def _with_way_out(error: XidstreamError, action: Hold | Read | Carry | Commit) -
     return type(error)(error.message, remedy=remedy)
 
 
-def _source_of(action: Hold | Read | Carry | Commit) -> PublishedSource:
+def _source_of(action: Hold | Read | Carry | CommitSnapshot) -> PublishedSource:
     return action.task.source if isinstance(action, Read) else action.source

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.util import metrics as ray_metrics
 
-from xidstream.pipeline.account.metric_table import Kind, Metric
+from xidstream.pipeline.account.metric_table import Metric, MetricKind
 from xidstream.pipeline.account.metrics import Counts, samples
 from xidstream.pipeline.account.model import Account
 
@@ -31,7 +31,7 @@ class RayMetrics:
     def set(self, account: Account) -> None:
         self._counts.begin("" if account.run is None else account.run.epoch)
         for sample in samples(account):
-            if sample.metric.kind is Kind.GAUGE:
+            if sample.metric.kind is MetricKind.GAUGE:
                 _of_ray(sample.metric).set(sample.value, sample.labels)
             elif (increment := self._counts.increment(sample)) > 0:  # Ray takes no other
                 _of_ray(sample.metric).inc(increment, sample.labels)
@@ -40,7 +40,7 @@ class RayMetrics:
 @cache
 def _of_ray(metric: Metric) -> Any:
     """Ray wants one of each name in a process, whatever the number of its slots."""
-    kind = ray_metrics.Gauge if metric.kind is Kind.GAUGE else ray_metrics.Counter
+    kind = ray_metrics.Gauge if metric.kind is MetricKind.GAUGE else ray_metrics.Counter
     return kind(metric.name, description=metric.help, tag_keys=("slot", *metric.labels))
 
 

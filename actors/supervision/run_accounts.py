@@ -67,7 +67,7 @@ def _now() -> datetime.datetime:
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunParts:
     """What the supervisor has at the moment. ``driver`` is None while its session starts."""
 
     state: str
@@ -83,7 +83,7 @@ class RunAccounts:
     def __init__(
         self,
         config: Config,
-        parts: Callable[[], Parts],
+        parts: Callable[[], RunParts],
         *,
         has_sink: bool = True,
         now: Callable[[], datetime.datetime] = _now,
@@ -179,7 +179,7 @@ class RunAccounts:
 
     def _account(
         self,
-        parts: Parts,
+        parts: RunParts,
         reader: ReaderReport | None,
         sequencer: SequencerReport | None,
         sink: SinkReport | None,
@@ -218,7 +218,9 @@ class RunAccounts:
             self._restarts.clear()
             self._restarts.extend(moved)
 
-    def _run(self, parts: Parts, reader: ReaderReport | None, sequencer: SequencerReport | None) -> RunPart:
+    def _run(
+        self, parts: RunParts, reader: ReaderReport | None, sequencer: SequencerReport | None
+    ) -> RunPart:
         config, epoch = self._config, parts.epoch
         opened = None if epoch is None else epoch.opened
         caught_up = opened is not None and has_caught_up(opened, reader, sequencer, has_sink=self._has_sink)

@@ -26,7 +26,7 @@ from xidstream.actors.supervision.drivers import Driver
 from xidstream.actors.supervision.epoch import Epoch, StopRequested
 from xidstream.actors.supervision.no_sink import NoSink
 from xidstream.actors.supervision.retries import Retries
-from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
+from xidstream.actors.supervision.run_accounts import RunAccounts, RunParts
 from xidstream.actors.supervision.run_driver import RunDriver
 from xidstream.actors.supervision.run_status import RunStatus
 from xidstream.actors.supervision.run_watch import RunWatch
@@ -141,8 +141,8 @@ class Supervisor:
             return "reading" if epoch.is_reading else "starting"
         return "ended" if self._final is not None else "restarting" if self._epoch_name else "starting"
 
-    def _parts(self) -> Parts:
-        return Parts(
+    def _parts(self) -> RunParts:
+        return RunParts(
             self._state(), self._epoch_name, self._epoch, self._held.ready, self._snapshots.progress()
         )
 

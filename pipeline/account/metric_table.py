@@ -53,7 +53,7 @@ _UNITS: Final = {
 }
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     GAUGE = "gauge"
     COUNTER = "counter"
 
@@ -64,7 +64,7 @@ class Metric:
     beginning of the epoch."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     of: Of
     labels: tuple[str, ...] = ()
@@ -81,11 +81,11 @@ class Metric:
 
 
 def _gauge(name: str, text: str, of: Of, *labels: str) -> Metric:
-    return Metric(PREFIX + name, Kind.GAUGE, text, of, labels)
+    return Metric(PREFIX + name, MetricKind.GAUGE, text, of, labels)
 
 
 def _counter(name: str, text: str, of: Of, *, per_epoch: bool = False) -> Metric:
-    return Metric(PREFIX + name, Kind.COUNTER, text, of, per_epoch=per_epoch)
+    return Metric(PREFIX + name, MetricKind.COUNTER, text, of, per_epoch=per_epoch)
 
 
 _OF_RUN: Final = (

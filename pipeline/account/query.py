@@ -45,7 +45,7 @@ class QueryName:
 
 
 @dataclass(frozen=True)
-class Event:
+class ListenerEvent:
     """For one method of a listener: its name, and the event as Spark's JSON has it."""
 
     method: str
@@ -145,30 +145,32 @@ class QueryEvents:
         self._next = n_known
         self._quiet_since_s = now_s
 
-    def started(self, at: datetime.datetime) -> Event:
-        return Event("onQueryStarted", {**self._ids, "name": self._query.name, "timestamp": _text(at)})
+    def started(self, at: datetime.datetime) -> ListenerEvent:
+        return ListenerEvent(
+            "onQueryStarted", {**self._ids, "name": self._query.name, "timestamp": _text(at)}
+        )
 
     def look(
         self, now_s: float, at: datetime.datetime, batches: Sequence[BatchPart], is_idle: Callable[[], bool]
-    ) -> list[Event]:
+    ) -> list[ListenerEvent]:
         """What is new. ``is_idle``: whether the query waits for data; it is asked at most every ``IDLE_EVERY_S``."""
         events = []
         for i, batch in enumerate(batches):
             if batch.number >= self._next:
                 before = batches[i - 1] if i else None
                 progress = progress_of(self._query, batch, before)
-                events.append(Event("onQueryProgress", {"progress": progress}))
+                events.append(ListenerEvent("onQueryProgress", {"progress": progress}))
                 self._next = batch.number + 1
         if events:
             self._quiet_since_s = now_s
         elif now_s - self._quiet_since_s >= IDLE_EVERY_S:
             self._quiet_since_s = now_s
             if is_idle():
-                events.append(Event("onQueryIdle", {**self._ids, "timestamp": _text(at)}))
+                events.append(ListenerEvent("onQueryIdle", {**self._ids, "timestamp": _text(at)}))
         return events
 
-    def terminated(self, error: BaseException | None) -> Event:
-        return Event(
+    def terminated(self, error: BaseException | None) -> ListenerEvent:
+        return ListenerEvent(
             "onQueryTerminated",
             {
                 **self._ids,

@@ -36,7 +36,7 @@ from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Seal
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.parked import LeftOutTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.poison import NOBODY
+from xidstream.pipeline.poison import NONE_GIVEN_UP
 from xidstream.pipeline.postgres.beginning import SinkHolds
 from xidstream.pipeline.preflight.slot_beginning import check_sink_of_run
 from xidstream.pipeline.settings.config import Config
@@ -50,7 +50,7 @@ from xidstream.pipeline.stream import (
     Unsendable,
 )
 from xidstream.pipeline.stream.cut_routing import TicketedCut
-from xidstream.pipeline.transactions.sealed import left_out, nothing, undeliverable
+from xidstream.pipeline.transactions.sealed import empty_unit, given_up_unit, undeliverable_unit
 
 _VERIFYING_THREADS: Final = 2
 """One reads a large prepared transaction, and a small one need not wait for it."""
@@ -92,7 +92,7 @@ class CommitSequence:
         """The transactions between PREPARE and COMMIT or ROLLBACK PREPARED."""
         self._watermark = INVALID_LSN
         """Commits up to here are in the sink already; the server may send them again."""
-        self._given_up = NOBODY
+        self._given_up = NONE_GIVEN_UP
         """The transactions that a person skipped."""
         self._parks = config.on_poison == "park"
         """Whether a table that cannot be delivered is set aside."""
@@ -214,7 +214,7 @@ class CommitSequence:
             self._fill_with(ticket, entry.result)
         elif isinstance(cut, Committed):
             self._add_transaction(ticket, cut.end)
-            self._fill_with(ticket, nothing(cut.end) if entry.result is None else entry.result)
+            self._fill_with(ticket, empty_unit(cut.end) if entry.result is None else entry.result)
         elif isinstance(cut, Prepared):
             self._order.add_hold(ticket, cut.end_lsn, xid=cut.xid)
             self._tasks.spawn(self._prepare_from(ticket, entry.result))
@@ -233,12 +233,12 @@ class CommitSequence:
     def _take_unsendable(self, ticket: int, cut: Unsendable) -> None:
         if not cut.lsn or (cut.xid, cut.lsn) not in self._given_up:
             self._order.add_unit(ticket, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
-            self._fill(ticket, undeliverable(cut.error))
+            self._fill(ticket, undeliverable_unit(cut.error))
             return
         # The server decodes what commits at the confirmed position or after it: this leaves out just the one.
         end = TransactionEnd(cut.xid, cut.lsn, Lsn(cut.lsn + 1), 0)
         self._add_transaction(ticket, end)
-        self._fill(ticket, left_out(end))
+        self._fill(ticket, given_up_unit(end))
 
     def _add_transaction(self, ticket: int, end: TransactionEnd, message: str = "COMMIT") -> None:
         self._order.add_unit(
@@ -273,20 +273,20 @@ class CommitSequence:
         try:
             prepared = self._prepared.commit(end, self._watermark, is_given_up=is_given_up)
         except SlotLost as error:
-            self._fill(ticket, undeliverable(error))
+            self._fill(ticket, undeliverable_unit(error))
             return
         if is_given_up:
-            content = left_out(end, None if prepared is None else prepared.relids())
+            content = given_up_unit(end, None if prepared is None else prepared.relids())
         elif prepared is None:
-            content = nothing(end)
+            content = empty_unit(end)
         elif prepared.poison is not None and not (self._parks or prepared.poison.parks_always):
-            content = undeliverable(prepared.poison.of(end.xid, end.commit_lsn))
+            content = undeliverable_unit(prepared.poison.of(end.xid, end.commit_lsn))
         else:
             content = await asyncio.get_running_loop().run_in_executor(
                 self._verifying, self._storage.content_of, prepared, end
             )
             if content.undeliverable is not None and end.commit_lsn <= self._watermark:
-                content = nothing(end)  # it is damaged, but the sink holds it
+                content = empty_unit(end)  # it is damaged, but the sink holds it
         if prepared is not None:
             self._finished.add(ticket, prepared)
         self._fill(ticket, content)

@@ -29,17 +29,17 @@ class EntryState(enum.Enum):
     STUCK = "stuck"
 
 
-class Kind(enum.Enum):
+class EntryKind(enum.Enum):
     UNIT = "unit"
     HOLD = "hold"
     POSITION = "position"
 
 
-_LEGAL: Final[dict[tuple[Kind, EntryState], frozenset[EntryState]]] = {
-    (Kind.UNIT, EntryState.WAITING): frozenset({EntryState.READY}),
-    (Kind.UNIT, EntryState.READY): frozenset({EntryState.TAKEN, EntryState.STUCK}),
-    (Kind.UNIT, EntryState.TAKEN): frozenset({EntryState.DONE, EntryState.STUCK, EntryState.READY}),
-    (Kind.HOLD, EntryState.WAITING): frozenset({EntryState.DONE}),
+_LEGAL: Final[dict[tuple[EntryKind, EntryState], frozenset[EntryState]]] = {
+    (EntryKind.UNIT, EntryState.WAITING): frozenset({EntryState.READY}),
+    (EntryKind.UNIT, EntryState.READY): frozenset({EntryState.TAKEN, EntryState.STUCK}),
+    (EntryKind.UNIT, EntryState.TAKEN): frozenset({EntryState.DONE, EntryState.STUCK, EntryState.READY}),
+    (EntryKind.HOLD, EntryState.WAITING): frozenset({EntryState.DONE}),
 }
 
 NO_TICKET: Final = -1
@@ -55,7 +55,7 @@ class Entry:
     """
 
     ticket: int
-    kind: Kind
+    kind: EntryKind
     end: UnitEnd
     state: EntryState = EntryState.WAITING
     content: Sealed | None = None
@@ -104,7 +104,7 @@ class Head:
     """
 
     ticket: int
-    kind: Kind
+    kind: EntryKind
     state: str
     message: str
     xid: Xid | None

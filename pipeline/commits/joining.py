@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from xidstream.pipeline.commits.entries import Entry, EntryState, Kind
+from xidstream.pipeline.commits.entries import Entry, EntryKind, EntryState
 from xidstream.pipeline.exchange import SINGLE_UNITS, MemoryMessages, Sealed, UnitEnd
 from xidstream.pipeline.pg import INVALID_LSN
 
@@ -59,7 +59,7 @@ def first_run(entries: Iterable[Entry], rule: JoinRule, batch_rows: int, batch_b
     run: list[Entry] = []
     n_rows = n_bytes = 0
     for entry in entries:
-        if entry.kind is not Kind.UNIT and entry.state is EntryState.DONE:
+        if entry.kind is not EntryKind.UNIT and entry.state is EntryState.DONE:
             continue  # a position, or a hold that is resolved
         content = _small_content(entry, rule.small_bytes)
         rows, size = (0, 0) if content is None else (content.n_rows, _bytes_of(content))
@@ -87,7 +87,7 @@ def joined_entry(run: list[Entry], content: Sealed) -> Entry:
     left_out = tuple(each for entry in run for each in entry.left_out)
     return Entry(
         run[-1].ticket,
-        Kind.UNIT,
+        EntryKind.UNIT,
         end,
         EntryState.READY,
         content,

@@ -31,9 +31,9 @@ from xidstream.pipeline.commits.entries import (
     JOURNALED,
     NO_TICKET,
     Entry,
+    EntryKind,
     EntryState,
     Head,
-    Kind,
     head_of,
 )
 from xidstream.pipeline.commits.journal_merging import absorbed, is_small
@@ -78,7 +78,7 @@ class _HeldFile:
     """It could not be read when a file wanted to absorb it: whoever loads it finds out why."""
     up_to_lsn: Lsn = INVALID_LSN
     """All that it has lies before this; 0/0 if that is not known."""
-    place: Entry = field(default_factory=lambda: Entry(NO_TICKET, Kind.UNIT, _NOWHERE))
+    place: Entry = field(default_factory=lambda: Entry(NO_TICKET, EntryKind.UNIT, _NOWHERE))
     """Stands for units that are not in memory: it is never ready."""
 
     @property
@@ -208,7 +208,7 @@ class Journal:
                 (file.first_commit_lsn, file.last_commit_lsn, file.end_lsn) if file is not None else _NO_LSNS
             )
             n_transactions = 0 if file is None else file.n_transactions
-            return Head(NO_TICKET, Kind.UNIT, state, JOURNALED, None, *lsns, n_transactions)
+            return Head(NO_TICKET, EntryKind.UNIT, state, JOURNALED, None, *lsns, n_transactions)
         return None
 
     @property
@@ -298,9 +298,9 @@ class Journal:
         if held.entries is None:
             n_delivered = _n_delivered(units, self.delivered_lsn)
             held.entries = [
-                Entry(NO_TICKET, Kind.UNIT, end, EntryState.DONE)
+                Entry(NO_TICKET, EntryKind.UNIT, end, EntryState.DONE)
                 if i < n_delivered
-                else Entry(NO_TICKET, Kind.UNIT, end, EntryState.READY, content, ready_s=now_s)
+                else Entry(NO_TICKET, EntryKind.UNIT, end, EntryState.READY, content, ready_s=now_s)
                 for i, (end, content) in enumerate(units)
             ]
         else:

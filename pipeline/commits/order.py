@@ -51,7 +51,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from xidstream.pipeline.commits.entries import Entry, EntryState, Head, Kind, head_of
+from xidstream.pipeline.commits.entries import Entry, EntryKind, EntryState, Head, head_of
 from xidstream.pipeline.commits.joining import JoinRule, first_run, joined_entry
 from xidstream.pipeline.commits.journal import Journal
 from xidstream.pipeline.commits.parking import Parking
@@ -136,7 +136,7 @@ class CommitOrder:
                 )
             self._last_commit_lsn = last_commit_lsn
         end = UnitEnd(first_commit_lsn, last_commit_lsn, end_lsn, n_transactions)
-        entry = Entry(ticket, Kind.UNIT, end, message=message, xid=xid)
+        entry = Entry(ticket, EntryKind.UNIT, end, message=message, xid=xid)
         self._append(entry)
         self._unsettled.append(entry)
 
@@ -145,16 +145,16 @@ class CommitOrder:
     ) -> None:
         """Nothing from here on is confirmed before ``resolve``. ``message`` and ``xid`` as in ``add_unit``."""
         self._check_ticket(ticket)
-        self._append(Entry(ticket, Kind.HOLD, _at(end_lsn), message=message, xid=xid))
+        self._append(Entry(ticket, EntryKind.HOLD, _at(end_lsn), message=message, xid=xid))
 
     def add_position(self, ticket: int, lsn: Lsn) -> None:
         """``lsn`` may be confirmed once all before it is done."""
         self._check_ticket(ticket)
-        if self._entries and self._entries[-1].kind is Kind.POSITION:
+        if self._entries and self._entries[-1].kind is EntryKind.POSITION:
             last = self._entries.pop()
             del self._by_ticket[last.ticket]
             lsn = max(lsn, last.end_lsn)
-        self._append(Entry(ticket, Kind.POSITION, _at(lsn), EntryState.DONE))
+        self._append(Entry(ticket, EntryKind.POSITION, _at(lsn), EntryState.DONE))
         self._advance()
 
     # -- from buffers ----------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class CommitOrder:
 
     def resolve(self, ticket: int) -> None:
         entry = self._entry(ticket)
-        if entry.kind is not Kind.HOLD:
+        if entry.kind is not EntryKind.HOLD:
             raise IllegalTransition(f"{entry!r} is done by the sink alone")
         entry.move(EntryState.DONE)
         self._advance()
@@ -388,7 +388,9 @@ class CommitOrder:
     def holds_before(self, ticket: int) -> bool:
         """Whether a hold that came before ``ticket`` is not resolved yet."""
         return any(
-            e.kind is Kind.HOLD and e.state is EntryState.WAITING for e in self._entries if e.ticket < ticket
+            e.kind is EntryKind.HOLD and e.state is EntryState.WAITING
+            for e in self._entries
+            if e.ticket < ticket
         )
 
     @property
@@ -398,7 +400,7 @@ class CommitOrder:
 
     def _releasable(self) -> Iterator[Entry]:
         for entry in chain(self.journal.entries(), self._entries):
-            if entry.kind is Kind.UNIT and entry.state not in (EntryState.TAKEN, EntryState.DONE):
+            if entry.kind is EntryKind.UNIT and entry.state not in (EntryState.TAKEN, EntryState.DONE):
                 if entry.state is not EntryState.READY:
                     return
                 yield entry
@@ -468,7 +470,7 @@ def _put_in_place(entries: deque[Entry], joined: Entry, first_ticket: int) -> li
 
 
 def _may_be_written(entry: Entry) -> bool:
-    is_ready = entry.kind is Kind.UNIT and entry.state in (EntryState.READY, EntryState.TAKEN)
+    is_ready = entry.kind is EntryKind.UNIT and entry.state in (EntryState.READY, EntryState.TAKEN)
     return is_ready and not entry.is_stuck_behind
 
 

@@ -23,7 +23,7 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
     TransactionEnd,
 )
-from xidstream.pipeline.parquet import Commit
+from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg import Lsn, Xid
 
 
@@ -132,7 +132,7 @@ def lost(end: TransactionEnd, damage: str) -> SlotLost:
 
 def stamp_segments(prepared: PreparedTransaction, end: TransactionEnd) -> tuple[SegmentPart, ...]:
     """The segments of a prepared transaction as parts of the transaction that ``end`` commits."""
-    commit = Commit(end.commit_lsn, end.commit_timestamp_us)
+    commit = CommitStamp(end.commit_lsn, end.commit_timestamp_us)
     return tuple(SegmentPart(segment, commit) for segment in prepared.segments)
 
 

@@ -48,7 +48,7 @@ from xidstream.pipeline.postgres.continuity import check_positions
 from xidstream.pipeline.preflight.slot_beginning import check_take_over
 from xidstream.pipeline.storage.cleanup import clean_dead_epochs
 from xidstream.pipeline.storage.journal_file import (
-    StoredRows,
+    JournalRows,
     flush_segments,
     load_journal_units,
     read_journal_files,
@@ -69,7 +69,7 @@ from xidstream.pipeline.storage.progress import (
 from xidstream.pipeline.storage.resumes import forget_resumes, read_resumes
 from xidstream.pipeline.storage.skips import note_left_out
 from xidstream.pipeline.storage.storage import Storage, is_out_of_space
-from xidstream.pipeline.transactions.sealed import transaction_row, undeliverable
+from xidstream.pipeline.transactions.sealed import transaction_row, undeliverable_unit
 
 
 @dataclass(frozen=True)
@@ -365,7 +365,7 @@ class SlotStorage:
         """
         damage = self._damage_of(prepared)
         if damage is not None:
-            return undeliverable(lost(end, damage))
+            return undeliverable_unit(lost(end, damage))
         bad = tuple(dataclasses.replace(each, commit_lsn=end.commit_lsn) for each in prepared.bad_tables)
         relids = {each.relid for each in bad}
         stamped = stamp_segments(prepared, end)
@@ -449,7 +449,7 @@ class SlotStorage:
 def _rows(ref: ArrowRef, fetch: Callable[[ArrowRef], pa.Table]) -> pa.Table:
     if isinstance(ref, JoinedRows):
         return ref.table(lambda each: _rows(each, fetch))
-    return ref.table() if isinstance(ref, StoredRows) else fetch(ref)
+    return ref.table() if isinstance(ref, JournalRows) else fetch(ref)
 
 
 def _bounded(

@@ -30,7 +30,7 @@ from xidstream.pipeline.exchange import Undeliverable
 from xidstream.pipeline.parked import BadTable, LeftOutTransaction
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US
 from xidstream.pipeline.pg_rules import HEARTBEAT_PREFIX
-from xidstream.pipeline.poison import NOBODY, BadRows, GivenUp, given_up_among
+from xidstream.pipeline.poison import NONE_GIVEN_UP, BadRows, GivenUp, given_up_among
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
 
@@ -131,7 +131,7 @@ def decode_plain_block(
     payload: npt.NDArray[np.uint8],
     lengths: npt.NDArray[np.int32],
     relations: Mapping[int, RelationVersion],
-    given_up: GivenUp = NOBODY,
+    given_up: GivenUp = NONE_GIVEN_UP,
     take: Callable[[DecodedTable, Stamp], None] | None = None,
     *,
     parks: bool = False,

@@ -304,7 +304,7 @@ def first_failing(array: pa.Array, passes: Any) -> int:
     return low
 
 
-class Cursor:
+class ColumnCursor:
     """The rows of one relation, read column by column in wire order.
 
     ``position: int32[n]`` is owned and advanced; ``form: uint8[n]`` as ``scan`` wrote it. ``next_column``

@@ -36,11 +36,11 @@ import numpy as np
 from numba import njit, types
 
 from xidstream.pipeline.decode import codes
-from xidstream.pipeline.pgoutput.grammar import State, table
+from xidstream.pipeline.pgoutput.grammar import StreamState, table
 
-PLAIN_BLOCK = table((State.OUTSIDE, State.IN_TRANSACTION), b"BCOIUDTM")
+PLAIN_BLOCK = table((StreamState.OUTSIDE, StreamState.IN_TRANSACTION), b"BCOIUDTM")
 """``moves`` of whole plain transactions. A block begins and ends in state 0."""
-TRANSACTION_BLOCK = table((State.IN_STREAM,), b"IUDTM")
+TRANSACTION_BLOCK = table((StreamState.IN_STREAM,), b"IUDTM")
 """``moves`` of one transaction, streamed or not: its origin and its ends are not in its blocks."""
 _NOWHERE = 255  # grammar.ELSEWHERE, of which numba's cache would not see a change
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.decode import arrays, binary, datetimes, numbers
 from xidstream.pipeline.decode.bad_values import BadValue, BlockStory
-from xidstream.pipeline.decode.columns import Cursor, Values
+from xidstream.pipeline.decode.columns import ColumnCursor, Values
 from xidstream.pipeline.decode.sparse import Sparse
 from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange
 from xidstream.pipeline.poison import BadRows
@@ -120,7 +120,7 @@ def decode_table(
         what = f"table {relation.name}: {relation.clash}"
         notes.append(_note(relation, what, ColumnNameClash, rows, story, np.arange(len(rows))))
         return None
-    cursor = Cursor(payload, rows.cursor, rows.form)
+    cursor = ColumnCursor(payload, rows.cursor, rows.form)
 
     def note(what: str, bad_rows: npt.NDArray[np.int64]) -> None:
         notes.append(_note(relation, what, PoisonedChange, rows, story, bad_rows))
@@ -141,7 +141,7 @@ def decode_table(
 def _decode_columns(
     relation: RelationVersion,
     n_rows: int,
-    cursor: Cursor,
+    cursor: ColumnCursor,
     refuse: Callable[[str, npt.NDArray[np.int64]], None],
 ) -> tuple[list[pa.Array], Sparse]:
     """The table's columns and their exceptions.

@@ -82,7 +82,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 _FAILURES: Final = (OSError, DeltaError, pa.ArrowException, XidstreamError)
 
 
-class Step(enum.Enum):
+class UpkeepStep(enum.Enum):
     """What is due together."""
 
     LOG = enum.auto()
@@ -91,7 +91,7 @@ class Step(enum.Enum):
     """Remove files. It lists the whole table."""
 
 
-class Pace(NamedTuple):
+class UpkeepPace(NamedTuple):
     """A step is due when the version passes a multiple of ``commits``, and ``offset`` more, but not twice within
     ``seconds``."""
 
@@ -100,7 +100,10 @@ class Pace(NamedTuple):
     offset: int = 0
 
 
-PACES: Final = {Step.LOG: Pace(100, 60.0, offset=50), Step.FILES: Pace(1_000, 3_600.0)}
+PACES: Final = {
+    UpkeepStep.LOG: UpkeepPace(100, 60.0, offset=50),
+    UpkeepStep.FILES: UpkeepPace(1_000, 3_600.0),
+}
 
 
 class Schedule:
@@ -109,8 +112,8 @@ class Schedule:
     def __init__(self, version: int) -> None:
         """``version``: the table's before the first commit that is told."""
         self._version = version
-        self._asked: set[Step] = set()
-        self._done_s: dict[Step, float] = {}
+        self._asked: set[UpkeepStep] = set()
+        self._done_s: dict[UpkeepStep, float] = {}
 
     def note(self, version: int) -> bool:
         """The table has this version. Whether a step is asked for, now or before."""
@@ -125,14 +128,14 @@ class Schedule:
         waits = [self._free_at_s(step) - now_s for step in self._asked]
         return max(0.0, min(waits)) if waits else None
 
-    def take(self, now_s: float) -> set[Step]:
+    def take(self, now_s: float) -> set[UpkeepStep]:
         """The steps that are due. They count as done."""
         due = {step for step in self._asked if self._free_at_s(step) <= now_s}
         self._asked -= due
         self._done_s |= dict.fromkeys(due, now_s)
         return due
 
-    def _free_at_s(self, step: Step) -> float:
+    def _free_at_s(self, step: UpkeepStep) -> float:
         done_s = self._done_s.get(step)
         return float("-inf") if done_s is None else done_s + PACES[step].seconds
 
@@ -240,7 +243,7 @@ class Upkeep:
             if table.merge is not None:
                 self.discard(table.location, table.merge)
 
-    def _next(self) -> tuple[_Table, set[Step]] | None:
+    def _next(self) -> tuple[_Table, set[UpkeepStep]] | None:
         with self._changed:
             while not self._ends:
                 now_s = self._clock()
@@ -254,14 +257,14 @@ class Upkeep:
                 self._changed.wait(min(waits, default=None))
             return None
 
-    def _do(self, table: _Table, steps: set[Step]) -> None:
-        if Step.LOG in steps:
+    def _do(self, table: _Table, steps: set[UpkeepStep]) -> None:
+        if UpkeepStep.LOG in steps:
             self._shorten_log(table, opened(table.location))
         # Only now: a handle reads from the log, later on, what it needs of removed files.
         found = opened(table.location)
-        if Step.LOG in steps:
+        if UpkeepStep.LOG in steps:
             self._prepare_merge(table, found)
-        if Step.FILES in steps:
+        if UpkeepStep.FILES in steps:
             self._remove(table, found)
             if table.label == TRANSACTIONS:
                 self._begin_to_shorten(table)
@@ -287,7 +290,7 @@ class Upkeep:
         log_s = self._retention.log_s_of(properties)
         if log_s is None or self._ages.is_trusted(log_s, self._before_s(table)):
             # Of a version deltalake takes away what the last checkpoint up to it has replaced.
-            version = max(0, found.version() - PACES[Step.LOG].offset)
+            version = max(0, found.version() - PACES[UpkeepStep.LOG].offset)
             opened(table.location, version).cleanup_metadata()
 
     def _remove(self, table: _Table, found: DeltaTable) -> None:

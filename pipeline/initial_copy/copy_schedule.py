@@ -96,7 +96,7 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Committed:
+class SnapshotCommitted:
     relid: int
     attempt: int
 
@@ -110,7 +110,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Again:
+class Retry:
     """A resting table has rested enough."""
 
     relid: int
@@ -123,7 +123,7 @@ class Dropped:
     relid: int
 
 
-Event = Wanted | TableHeld | RangeRead | ReaderLost | Carried | Committed | Failed | Again | Dropped
+Event = Wanted | TableHeld | RangeRead | ReaderLost | Carried | SnapshotCommitted | Failed | Retry | Dropped
 
 
 # -- actions -------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Carry:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitSnapshot:
     """``n_rows`` were read, and ``n_carried`` carried. A table with a ``repair`` is not held any more."""
 
     source: PublishedSource
@@ -178,7 +178,7 @@ class Release:
     discarded: int | None = None
 
 
-Action = Hold | Read | Carry | Commit | Release
+Action = Hold | Read | Carry | CommitSnapshot | Release
 
 
 @dataclass
@@ -258,7 +258,7 @@ class CopySchedule:
                     is_over = table.state is not TableState.COMMITTING and table.attempt
                     yield Release(event.relid, table.attempt if is_over else None)
             return
-        if isinstance(event, Again):
+        if isinstance(event, Retry):
             if table is not None and table.state is TableState.RESTING:
                 table.state = TableState.WANTED
             return
@@ -275,7 +275,7 @@ class CopySchedule:
         elif isinstance(event, Carried):
             self._demand(table, TableState.CARRYING)
             yield self._commit(table, event)
-        elif isinstance(event, Committed):
+        elif isinstance(event, SnapshotCommitted):
             self._demand(table, TableState.COMMITTING)
             del self.tables[event.relid]
             yield Release(event.relid)
@@ -302,7 +302,7 @@ class CopySchedule:
         if not table.waiting and not table.reading:
             yield self._all_read(table)
 
-    def _all_read(self, table: TableCopy) -> Commit | Carry:
+    def _all_read(self, table: TableCopy) -> CommitSnapshot | Carry:
         if table.repair is None:
             return self._commit(table)
         assert table.held is not None
@@ -310,7 +310,7 @@ class CopySchedule:
         first_number = max((range_.number for range_ in held.ranges), default=-1) + 1
         return Carry(table.source, held.bounds, table.attempt, table.repair, held.only, first_number)
 
-    def _commit(self, table: TableCopy, carried: Carried | None = None) -> Commit:
+    def _commit(self, table: TableCopy, carried: Carried | None = None) -> CommitSnapshot:
         assert table.held is not None
         table.state = TableState.COMMITTING
         files = tuple(file for number in sorted(table.files) for file in table.files[number])
@@ -318,7 +318,9 @@ class CopySchedule:
         if carried is not None:
             files, n_carried = (*files, *carried.files), carried.n_rows
         bounds = table.held.bounds
-        return Commit(table.source, bounds, table.attempt, files, table.n_rows, n_carried, table.repair)
+        return CommitSnapshot(
+            table.source, bounds, table.attempt, files, table.n_rows, n_carried, table.repair
+        )
 
     def _demand(self, table: TableCopy, state: TableState) -> None:
         if table.state is not state:

@@ -57,7 +57,7 @@ class RangeTarget:
     job: str
 
 
-class Pace:
+class ByteRateLimit:
     """A limit of bytes a second; 0 is none. ``spent`` says how long to wait after so many bytes more.
 
     It looks at the range so far, so that a wait that took too long is made up for. Time without bytes is not saved up
@@ -115,7 +115,7 @@ class RangeReader:
             self._cancelled.clear()
         reach("snapshot_range_reading")
         try:
-            files = self._copied(task, bounds, target, conform, Pace(bytes_per_s, time.monotonic()))
+            files = self._copied(task, bounds, target, conform, ByteRateLimit(bytes_per_s, time.monotonic()))
             with self._lock:
                 # From here on nobody cancels what this connection does.
                 self._snapshot_name = None
@@ -160,7 +160,12 @@ class RangeReader:
         return connection
 
     def _copied(
-        self, task: RangeTask, bounds: SnapshotBounds, target: RangeTarget, conform: Conform, pace: Pace
+        self,
+        task: RangeTask,
+        bounds: SnapshotBounds,
+        target: RangeTarget,
+        conform: Conform,
+        pace: ByteRateLimit,
     ) -> ParquetFiles:
         """The range in files that are still open. It is read again, into others, where a column of it must be text."""
         relation = task.source.relation
@@ -182,7 +187,7 @@ class RangeReader:
         bounds: SnapshotBounds,
         files: ParquetFiles,
         conform: Conform,
-        pace: Pace,
+        pace: ByteRateLimit,
     ) -> None:
         relation, where = task.source.relation, told(task)
         self._stop_if_cancelled(where)

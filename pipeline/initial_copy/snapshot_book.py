@@ -46,7 +46,7 @@ from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import read_progress
 from xidstream.pipeline.storage.skips import rows_left_out
 from xidstream.pipeline.storage.snapshot_record import (
-    Taken,
+    TakenSnapshot,
     cancel,
     forget_request,
     forget_taken,
@@ -209,7 +209,7 @@ class SnapshotBook:
         )
         return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof, tuple(refused), tuple(layouts))
 
-    def _new_layout(self, taken: Taken, source: PublishedSource, end_lsn: Lsn) -> NewLayout | None:
+    def _new_layout(self, taken: TakenSnapshot, source: PublishedSource, end_lsn: Lsn) -> NewLayout | None:
         name = _name(taken.generation)
         if is_laid_out(self._taken[name].signature, source):
             self._layouts.pop(name, None)
@@ -243,7 +243,7 @@ class SnapshotBook:
         """Whether a snapshot that waited for no writers has to be taken again, with waiting: ``Decision.may_lack``."""
         return self._decision.may_lack(bounds)
 
-    def _renew(self, taken: Taken, source: PublishedSource) -> None:
+    def _renew(self, taken: TakenSnapshot, source: PublishedSource) -> None:
         """Renew what is recorded of a generation that stands: the next survey is compared with this one."""
         signature = renewed(taken.signature, source)
         if signature is not None:
@@ -296,7 +296,7 @@ class SnapshotBook:
         upto = max((each.bounds.contained_upto for each in known), default=INVALID_LSN)
         bounds = bounds.knowing(None, upto) if upto <= bounds.valid_from else bounds
         generation = Generation(relation, number, bounds, None if key is None else key.columns)
-        taken = Taken(generation, signature_of(source), where)
+        taken = TakenSnapshot(generation, signature_of(source), where)
         write_taken(self._storage, self._layout, taken)
         self._taken[_name(generation)] = taken
         return generation
@@ -349,7 +349,9 @@ def _is_as_found(signature: Mapping[str, Any], now: PublishedSource | None, *, i
     return now is not None and reason is None and is_laid_out(signature, now)
 
 
-def _reason(taken: Taken | None, source: PublishedSource | None, *, is_told: bool = True) -> str | None:
+def _reason(
+    taken: TakenSnapshot | None, source: PublishedSource | None, *, is_told: bool = True
+) -> str | None:
     if taken is None:
         return "this storage has no record of it: the slot was made again, or its run began anew in another storage"
     return reason_it_ended(taken.signature, source, is_told=is_told)

@@ -58,7 +58,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WriteTarget, WrittenFile
 from xidstream.pipeline.log_tables.s3_copies import S3Copies
 from xidstream.pipeline.log_tables.store_copies import CopyRefused, StoreCopies
-from xidstream.pipeline.parquet import Commit, RowFile
+from xidstream.pipeline.parquet import CommitStamp, RowFile
 from xidstream.pipeline.settings.local_paths import absolute
 
 LINK_THREADS: Final = 8
@@ -249,12 +249,12 @@ class _Way(abc.ABC):
         return data
 
     @abc.abstractmethod
-    def _bind(self, key: str, file: RowFile, commit: Commit, table: Location, path: str) -> None:
+    def _bind(self, key: str, file: RowFile, commit: CommitStamp, table: Location, path: str) -> None:
         """Give the table the file with its constants as ``path``. It is on disk, but for its name."""
 
 
 class _LocalLinks(_Way):
-    def _bind(self, key: str, file: RowFile, commit: Commit, table: Location, path: str) -> None:
+    def _bind(self, key: str, file: RowFile, commit: CommitStamp, table: Location, path: str) -> None:
         source = self._storage.local_path(key)
         assert source is not None
         # Without its end nobody could ever read the file again, and the table with it.
@@ -281,7 +281,7 @@ class _ServerSideCopies(_Way):
     def takes(self, part: SegmentPart) -> bool:
         return part.segment.file.tail_bytes <= LONGEST_TAIL_BYTES
 
-    def _bind(self, key: str, file: RowFile, commit: Commit, table: Location, path: str) -> None:
+    def _bind(self, key: str, file: RowFile, commit: CommitStamp, table: Location, path: str) -> None:
         stored = self._read(key, file.head_bytes)
         tail = parquet.bound_tail(bytes(stored), file, commit, name=key)
         reach("segment_filled")

@@ -30,15 +30,15 @@ IPC, and Spark to write it anew (twice the work, after COMMIT).
 from xidstream.pipeline.parquet.checking import verify, verify_tail
 from xidstream.pipeline.parquet.filling import FilledOtherwise, FillRefused, bound_tail, fill
 from xidstream.pipeline.parquet.reading import read_rows, rewrite_head
-from xidstream.pipeline.parquet.row_file import Commit, Place, RowFile, file_schema, unbound
+from xidstream.pipeline.parquet.row_file import CommitStamp, PageOffsets, RowFile, file_schema, unbound
 from xidstream.pipeline.parquet.writing import SPARK_METADATA, halved, statistics_leaves, write_rows
 
 __all__ = [
     "SPARK_METADATA",
-    "Commit",
+    "CommitStamp",
     "FillRefused",
     "FilledOtherwise",
-    "Place",
+    "PageOffsets",
     "RowFile",
     "bound_tail",
     "file_schema",

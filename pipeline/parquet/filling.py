@@ -18,7 +18,7 @@ from typing import Final
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.parquet.checking import verify_tail
-from xidstream.pipeline.parquet.row_file import Commit, PatchRange, RowFile
+from xidstream.pipeline.parquet.row_file import CommitStamp, PatchRange, RowFile
 
 _BLOCK_BYTES: Final = 512
 _NOT_OURS_TO_CHANGE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP})
@@ -33,7 +33,7 @@ class FilledOtherwise(Exception):
     reads its rows takes the constants from elsewhere, and verifies the rest; ``str`` names it."""
 
 
-def fill(path: str | Path, file: RowFile, commit: Commit, *, name: str) -> None:
+def fill(path: str | Path, file: RowFile, commit: CommitStamp, *, name: str) -> None:
     """Fill the local file at ``path`` in, and wait until it is on disk. ``name`` is for messages.
 
     Raises, and changes nothing: SegmentCorrupt if the file is missing or has another length, FilledOtherwise, and
@@ -65,7 +65,7 @@ def fill(path: str | Path, file: RowFile, commit: Commit, *, name: str) -> None:
         os.close(descriptor)
 
 
-def bound_tail(tail: bytes, file: RowFile, commit: Commit, *, name: str) -> bytes:
+def bound_tail(tail: bytes, file: RowFile, commit: CommitStamp, *, name: str) -> bytes:
     """The file from ``file.head_bytes`` on, filled in. ``tail`` are these bytes as stored; what is before them is
     taken over as it is. Raises SegmentCorrupt if they are not what was written, FilledOtherwise."""
     verify_tail(tail, file, name=name)

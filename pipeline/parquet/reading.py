@@ -17,7 +17,7 @@ from xidstream.pipeline.parquet.checking import verify
 from xidstream.pipeline.parquet.row_file import (
     CHANGE_TYPE,
     LATE_COLUMNS,
-    Commit,
+    CommitStamp,
     RowFile,
     change_type_codes,
     change_types_of,
@@ -34,7 +34,7 @@ again: with more of them a copy inside an object store needs all after the first
 
 
 def read_rows(
-    data: pa.Buffer, relation: RelationVersion, file: RowFile, commit: Commit, *, name: str
+    data: pa.Buffer, relation: RelationVersion, file: RowFile, commit: CommitStamp, *, name: str
 ) -> Iterator[pa.RecordBatch]:
     """All rows in contract layout, with the constants of ``commit``, in record batches of bounded size.
 

@@ -39,14 +39,14 @@ _LATE: Final = [f for f in rows.CONTRACT_FIELDS if f.name in LATE_COLUMNS]
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitStamp:
     """What is bound late. ``commit_timestamp_us`` counts from the Unix epoch, UTC."""
 
     commit_lsn: int
     commit_timestamp_us: int
 
 
-class Place(NamedTuple):
+class PageOffsets(NamedTuple):
     """Where one constant stands in one row group: the offsets of its page's checksum, and of itself."""
 
     crc: int
@@ -77,7 +77,7 @@ class RowFile:
     n_bytes: int
     checksum: str
     head_crc: int
-    places: tuple[tuple[Place, Place], ...]
+    places: tuple[tuple[PageOffsets, PageOffsets], ...]
 
     @property
     def head_bytes(self) -> int:
@@ -88,7 +88,7 @@ class RowFile:
         """A few kilobytes with one row group; with more of them all after the first."""
         return self.n_bytes - self.head_bytes
 
-    def slots(self, commit: Commit | None = None) -> Iterator[PatchRange]:
+    def slots(self, commit: CommitStamp | None = None) -> Iterator[PatchRange]:
         """In ascending order. Without a commit ``bound`` is what was written."""
         written = [(encoded_crc(value), value) for value in PLACEHOLDERS]
         bound = written
@@ -118,7 +118,7 @@ class RowFile:
             n_bytes=value["n_bytes"],
             checksum=value["checksum"],
             head_crc=value["head_crc"],
-            places=tuple((Place(a, b), Place(c, d)) for a, b, c, d in value["places"]),
+            places=tuple((PageOffsets(a, b), PageOffsets(c, d)) for a, b, c, d in value["places"]),
         )
 
 

@@ -26,7 +26,7 @@ from xidstream.pipeline.parquet.row_file import (
     LATE_COLUMNS,
     PLACEHOLDERS,
     VALUE_BYTES,
-    Place,
+    PageOffsets,
     RowFile,
     encoded_crc,
     file_schema,
@@ -186,7 +186,7 @@ class _Sink:
         self.crc = 0
         self.head_crc: int | None = None
         """The checksum of all before the first placeholder's checksum."""
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, PageOffsets] = {}
         """By the offset after the placeholder."""
         self.failure: Exception | None = None
         """The first of what is written to."""
@@ -216,7 +216,7 @@ class _Sink:
         if self.head_crc is None:
             self.head_crc = zlib.crc32(_DICTIONARY_HEADER, self._crc_before_last)
         crc = self.n_bytes - len(self._last) + len(_DICTIONARY_HEADER)
-        self.places[self.n_bytes + VALUE_BYTES] = Place(crc, self.n_bytes)
+        self.places[self.n_bytes + VALUE_BYTES] = PageOffsets(crc, self.n_bytes)
 
     def tell(self) -> int:
         return self.n_bytes
@@ -228,7 +228,9 @@ class _Sink:
         self.closed = True
 
 
-def _places(written: pq.FileMetaData, noted: dict[int, Place]) -> tuple[tuple[Place, Place], ...]:
+def _places(
+    written: pq.FileMetaData, noted: dict[int, PageOffsets]
+) -> tuple[tuple[PageOffsets, PageOffsets], ...]:
     """Where Parquet's own footer says that the late columns' dictionaries end. Raises Unsupported if no placeholder
     stands there, which a new pyarrow may bring about."""
     places = []

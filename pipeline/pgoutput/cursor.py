@@ -37,7 +37,7 @@ def malformed(title: str, lsn: Lsn, what: str) -> MalformedMessage:
     return MalformedMessage(f"malformed {title} message at {Lsn(lsn)}: {what}")
 
 
-class Cursor:
+class MessageCursor:
     """A position in one message of variable length. Every step is checked against the message's end."""
 
     __slots__ = ("_data", "_end", "_lsn", "_place", "_title")

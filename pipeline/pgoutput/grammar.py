@@ -48,7 +48,7 @@ from xidstream.pipeline.pgoutput.messages import MessageType
 _M = MessageType
 
 
-class State(enum.Enum):
+class StreamState(enum.Enum):
     """Where in the stream the next message is."""
 
     OUTSIDE = "outside of any transaction"
@@ -57,38 +57,38 @@ class State(enum.Enum):
     IN_STREAM = "in a stream block"
 
 
-def _staying(state: State) -> dict[int, State]:
+def _staying(state: StreamState) -> dict[int, StreamState]:
     """The types that may come anywhere within a transaction and do not end it."""
     kinds = (_M.ORIGIN, _M.RELATION, _M.TYPE, _M.INSERT, _M.UPDATE, _M.DELETE, _M.TRUNCATE, _M.MESSAGE)
     return dict.fromkeys(kinds, state)
 
 
-TRANSITIONS: Final[Mapping[State, Mapping[int, State]]] = {
-    State.OUTSIDE: {
-        _M.BEGIN: State.IN_TRANSACTION,
-        _M.BEGIN_PREPARE: State.IN_PREPARE,
-        _M.STREAM_START: State.IN_STREAM,
-        _M.STREAM_COMMIT: State.OUTSIDE,
-        _M.STREAM_ABORT: State.OUTSIDE,
-        _M.STREAM_PREPARE: State.OUTSIDE,
-        _M.PREPARE: State.OUTSIDE,
-        _M.COMMIT_PREPARED: State.OUTSIDE,
-        _M.ROLLBACK_PREPARED: State.OUTSIDE,
-        _M.MESSAGE: State.OUTSIDE,
+TRANSITIONS: Final[Mapping[StreamState, Mapping[int, StreamState]]] = {
+    StreamState.OUTSIDE: {
+        _M.BEGIN: StreamState.IN_TRANSACTION,
+        _M.BEGIN_PREPARE: StreamState.IN_PREPARE,
+        _M.STREAM_START: StreamState.IN_STREAM,
+        _M.STREAM_COMMIT: StreamState.OUTSIDE,
+        _M.STREAM_ABORT: StreamState.OUTSIDE,
+        _M.STREAM_PREPARE: StreamState.OUTSIDE,
+        _M.PREPARE: StreamState.OUTSIDE,
+        _M.COMMIT_PREPARED: StreamState.OUTSIDE,
+        _M.ROLLBACK_PREPARED: StreamState.OUTSIDE,
+        _M.MESSAGE: StreamState.OUTSIDE,
         # No server sends these two here, and they would be right for what follows.
-        _M.RELATION: State.OUTSIDE,
-        _M.TYPE: State.OUTSIDE,
+        _M.RELATION: StreamState.OUTSIDE,
+        _M.TYPE: StreamState.OUTSIDE,
     },
-    State.IN_TRANSACTION: {**_staying(State.IN_TRANSACTION), _M.COMMIT: State.OUTSIDE},
-    State.IN_PREPARE: {**_staying(State.IN_PREPARE), _M.PREPARE: State.OUTSIDE},
-    State.IN_STREAM: {**_staying(State.IN_STREAM), _M.STREAM_STOP: State.OUTSIDE},
+    StreamState.IN_TRANSACTION: {**_staying(StreamState.IN_TRANSACTION), _M.COMMIT: StreamState.OUTSIDE},
+    StreamState.IN_PREPARE: {**_staying(StreamState.IN_PREPARE), _M.PREPARE: StreamState.OUTSIDE},
+    StreamState.IN_STREAM: {**_staying(StreamState.IN_STREAM), _M.STREAM_STOP: StreamState.OUTSIDE},
 }
 
 ELSEWHERE: Final = 255
 """In a ``table``: the message is not for the loop, or not legal."""
 
 
-def table(states: Sequence[State], kinds: bytes) -> npt.NDArray[np.uint8]:
+def table(states: Sequence[StreamState], kinds: bytes) -> npt.NDArray[np.uint8]:
     """``TRANSITIONS`` for a compiled loop that takes ``kinds`` alone, as a read-only ``uint8[len(states), 256]``.
 
     By the index of a state in ``states`` and by type byte: the index of the state that follows, or ``ELSEWHERE``. The
@@ -134,11 +134,11 @@ class Grammar:
     __slots__ = ("_moves", "_origin_allowed", "_story", "_streams", "state", "xid")
 
     def __init__(self, streams: Streams) -> None:
-        self.state = State.OUTSIDE
+        self.state = StreamState.OUTSIDE
         """Where in the stream the next message is."""
         self.xid: Xid | None = None
         """The xid of the present transaction or stream block, if the caller gave it."""
-        self._moves = TRANSITIONS[State.OUTSIDE]
+        self._moves = TRANSITIONS[StreamState.OUTSIDE]
         """The row of the table for ``state``."""
         self._streams = streams
         """The open streams. Nobody else opens or closes one."""
@@ -154,7 +154,7 @@ class Grammar:
         """
         if kind not in self._moves:
             raise self._illegal(kind, None, lsn, "it cannot come here")
-        if transactional is not None and transactional is (self.state is State.OUTSIDE):
+        if transactional is not None and transactional is (self.state is StreamState.OUTSIDE):
             raise self._illegal(
                 kind, None, lsn, "it is transactional" if transactional else "it is not transactional"
             )
@@ -167,7 +167,7 @@ class Grammar:
         first: bool | None = None,
         subxid: Xid | None = None,
         lsn: Lsn = INVALID_LSN,
-    ) -> State:
+    ) -> StreamState:
         """Take a message by its type byte and return the new state.
 
         ``xid`` is the top-level xid. It is needed for S, c, A, p, b, P, K, r. It may be left out for B; then B's rule
@@ -226,7 +226,7 @@ class Grammar:
             if self._streams.stream_lsn(xid) is None:
                 raise self._illegal(kind, xid, lsn, "it ends a stream that is not open")
         elif kind == _M.PREPARE:
-            if self.state is State.OUTSIDE:
+            if self.state is StreamState.OUTSIDE:
                 if self._streams.stream_lsn(xid) is not None:
                     raise self._illegal(kind, xid, lsn, "a stream of this xid is open")
             elif xid != self.xid:

@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from xidstream.pipeline.pgoutput.grammar import ELSEWHERE, State, table
+from xidstream.pipeline.pgoutput.grammar import ELSEWHERE, StreamState, table
 from xidstream.pipeline.pgoutput.spares import Spares
 
 HEADER_BYTES: Final = 25
@@ -36,7 +36,7 @@ IN_PLAIN: Final = 1
 IN_ROWS: Final = 2
 """In a stream block, or in a transaction that is gathered by itself. Python must look at the end of either."""
 
-TRANSITIONS: Final = table((State.OUTSIDE, State.IN_TRANSACTION, State.IN_STREAM), b"BCIUD")
+TRANSITIONS: Final = table((StreamState.OUTSIDE, StreamState.IN_TRANSACTION, StreamState.IN_STREAM), b"BCIUD")
 """``uint8[3, 256]``: the mode that a message type leads to, by mode and type; ``LOOK`` for all others."""
 LOOK: Final = ELSEWHERE
 """Python must look at the message; it is not for a compiled loop."""

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from xidstream.pipeline.errors import MalformedMessage
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.pgoutput.cursor import Buffer, Cursor, lsn_of, malformed, xid_of
+from xidstream.pipeline.pgoutput.cursor import Buffer, MessageCursor, lsn_of, malformed, xid_of
 from xidstream.pipeline.pgoutput.messages import (
     Begin,
     BeginPrepare,
@@ -99,7 +99,7 @@ def parse_commit(data: Buffer, *, lsn: Lsn, offset: int = 0) -> Commit:
 
 
 def parse_origin(data: Buffer, *, lsn: Lsn, offset: int = 0) -> Origin:
-    cursor = Cursor(data, offset, MessageType.ORIGIN, lsn)
+    cursor = MessageCursor(data, offset, MessageType.ORIGIN, lsn)
     message = Origin(cursor.lsn("its LSN"), cursor.label("the origin's name"))
     cursor.finish()
     return message
@@ -109,7 +109,7 @@ def parse_origin(data: Buffer, *, lsn: Lsn, offset: int = 0) -> Origin:
 
 
 def parse_relation(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> Relation:
-    cursor = Cursor(data, offset, MessageType.RELATION, lsn)
+    cursor = MessageCursor(data, offset, MessageType.RELATION, lsn)
     xid = cursor.stream_xid(in_stream)
     relid = cursor.u32("its oid")
     schema = cursor.name("the schema's name") or "pg_catalog"
@@ -130,7 +130,7 @@ def parse_relation(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) 
 
 
 def parse_type(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> Type:
-    cursor = Cursor(data, offset, MessageType.TYPE, lsn)
+    cursor = MessageCursor(data, offset, MessageType.TYPE, lsn)
     xid = cursor.stream_xid(in_stream)
     oid = cursor.u32("its oid")
     schema = cursor.label("the schema's name") or "pg_catalog"
@@ -143,7 +143,7 @@ def parse_type(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> T
 
 
 def parse_logical_message(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> LogicalMessage:
-    cursor = Cursor(data, offset, MessageType.MESSAGE, lsn)
+    cursor = MessageCursor(data, offset, MessageType.MESSAGE, lsn)
     xid = cursor.stream_xid(in_stream)
     flags = cursor.byte("its flags")
     if flags > 1:
@@ -166,7 +166,7 @@ def parse_stream_start(data: Buffer, *, lsn: Lsn, offset: int = 0) -> StreamStar
 
 
 def parse_stream_stop(data: Buffer, *, lsn: Lsn, offset: int = 0) -> StreamStop:
-    Cursor(data, offset, MessageType.STREAM_STOP, lsn).finish()
+    MessageCursor(data, offset, MessageType.STREAM_STOP, lsn).finish()
     return StreamStop()
 
 
@@ -230,7 +230,7 @@ def _with_gid(
     data: Buffer, offset: int, layout: Struct, kind: MessageType, lsn: Lsn
 ) -> tuple[tuple[Any, ...], str]:
     """The fields after the type byte, then the gid that ends the message."""
-    cursor = Cursor(data, offset, kind, lsn)
+    cursor = MessageCursor(data, offset, kind, lsn)
     fields = cursor.fields(layout, "its fixed fields")
     gid = cursor.label("the gid")
     cursor.finish()

@@ -86,14 +86,14 @@ class Witnesses:
         return INVALID_LSN if self.sink is None else self.sink.commit_lsn
 
 
-class Verdict(enum.Enum):
+class BeginningVerdict(enum.Enum):
     """What a run does with a storage that has no record of its slot."""
 
     FIRST = "first"  # nobody knows of an earlier run
     ANEW = "anew"  # somebody does, and a person wants to begin all the same
 
 
-def verdict(slot: str, storage: str, witnesses: Witnesses, begin_anew: Lsn | None) -> Verdict:
+def verdict(slot: str, storage: str, witnesses: Witnesses, begin_anew: Lsn | None) -> BeginningVerdict:
     """Raise SlotLost where it is no first run and no person has said to begin anew. ``storage``: as people may see it.
 
     ``begin_anew``: the setting; it counts if it is ``witnesses.anew_lsn``.
@@ -103,12 +103,12 @@ def verdict(slot: str, storage: str, witnesses: Witnesses, begin_anew: Lsn | Non
     begun = witnesses.begun
     still_stands = begun is not None and witnesses.slot_lsn is not None and witnesses.slot_lsn <= begun.lsn
     if still_stands and begun is not None and begun.is_anew:
-        return Verdict.ANEW
+        return BeginningVerdict.ANEW
     against = contradictions(witnesses)
     if not against:
-        return Verdict.FIRST
+        return BeginningVerdict.FIRST
     if begin_anew is not None and begin_anew == witnesses.anew_lsn:
-        return Verdict.ANEW
+        return BeginningVerdict.ANEW
     raise no_first_run(slot, storage, against, witnesses)
 
 
@@ -208,7 +208,7 @@ def unseen_text(slot: str, lsns: tuple[Lsn, Lsn]) -> str:
 
 def check_sink(
     slot: str, held_lsn: Lsn, sink: SinkHolds, begun: Beginning | None, begin_anew: Lsn | None
-) -> Verdict | None:
+) -> BeginningVerdict | None:
     """Raise SlotLost where a sink that remembers has less than one had. ANEW where a person wants to go on all the
     same, None where nothing is amiss.
 
@@ -217,7 +217,7 @@ def check_sink(
     if sink.commit_lsn >= held_lsn or (begun is not None and begun.is_anew and begun.lsn >= held_lsn):
         return None
     if begin_anew is not None and begin_anew == held_lsn:
-        return Verdict.ANEW
+        return BeginningVerdict.ANEW
     what = f"ends at {sink.commit_lsn}" if sink.commit_lsn else "holds nothing of it"
     raise SlotLost(
         f"this pipeline has delivered slot {slot} up to the commit at {held_lsn} to its Delta tables, but the "

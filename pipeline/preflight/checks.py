@@ -27,8 +27,8 @@ from xidstream.pipeline.postgres.admin import describe_slot, settled_flush_lsn, 
 from xidstream.pipeline.postgres.beginning import (
     NO_RECORD,
     SNAPSHOTS,
+    BeginningVerdict,
     SinkHolds,
-    Verdict,
     check_sink,
     gap,
     gap_text,
@@ -206,7 +206,7 @@ def _no_record(config: Config, unrecorded: Unrecorded) -> Finding:
     lsn = unrecorded.witnesses.slot_lsn
     where = "with the slot that it creates" if lsn is None else f"at {lsn}, where the slot is"
     what = f"the storage has {NO_RECORD} {config.slot}"
-    if unrecorded.verdict is Verdict.ANEW:
+    if unrecorded.verdict is BeginningVerdict.ANEW:
         return Finding.warning("record", f"{what}: a run begins anew {where}", SNAPSHOTS)
     return Finding.ok("record", f"{what}: a run would be its first, and begin {where}")
 
@@ -225,7 +225,7 @@ def _compare(config: Config, layout: Layout, login: Login, sink: SinkHolds) -> l
         else:
             witnesses = witnesses_of(storage, layout, login, describe_slot(login, config.slot), sink)
             judged = judge(config, storage, witnesses)
-            is_gap = judged is Verdict.ANEW and witnesses.slot_lsn is not None
+            is_gap = judged is BeginningVerdict.ANEW and witnesses.slot_lsn is not None
             lsns = gap(Beginning(witnesses.anew_lsn), sink) if is_gap else None
             told = gap_text(config.slot, lsns) if lsns else None
     except XidstreamError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.admin import describe_slot
-from xidstream.pipeline.postgres.beginning import Verdict, Witnesses
+from xidstream.pipeline.postgres.beginning import BeginningVerdict, Witnesses
 from xidstream.pipeline.postgres.connection import ReplicationConnection, SystemIdentity
 from xidstream.pipeline.postgres.continuity import Recorded, check_continuity
 from xidstream.pipeline.postgres.opening import slot_settings
@@ -29,7 +29,7 @@ from xidstream.pipeline.storage.storage import Storage
 class Unrecorded:
     """A storage without a record of the slot, and what it means."""
 
-    verdict: Verdict
+    verdict: BeginningVerdict
     witnesses: Witnesses
 
     def note(self, config: Config, layout: Layout, lsn: Lsn) -> None:

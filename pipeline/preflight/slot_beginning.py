@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from xidstream.pipeline.exchange import Beginning
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.beginning import (
+    BeginningVerdict,
     SinkHolds,
-    Verdict,
     Witnesses,
     check_sink,
     contradictions,
@@ -61,7 +61,7 @@ def shown(config: Config, storage: Storage) -> str:
     return redacted(config.storage) + ("" if storage.has_root() else " (there is no such folder)")
 
 
-def judge(config: Config, storage: Storage, witnesses: Witnesses) -> Verdict:
+def judge(config: Config, storage: Storage, witnesses: Witnesses) -> BeginningVerdict:
     """Raises SlotLost where it is no first run."""
     return verdict(config.slot, shown(config, storage), witnesses, anew_lsn(config))
 
@@ -72,16 +72,16 @@ def anew_lsn(config: Config) -> Lsn | None:
 
 
 def note_beginning(
-    storage: Storage, layout: Layout, lsn: Lsn, judged: Verdict, witnesses: Witnesses
+    storage: Storage, layout: Layout, lsn: Lsn, judged: BeginningVerdict, witnesses: Witnesses
 ) -> Beginning:
     """Write down that the slot's life in this storage begins at ``lsn``, before anything is read. Raises StorageFault.
 
     A beginning that still stands is not written again.
     """
     begun = witnesses.begun
-    if begun is not None and lsn == begun.lsn and begun.is_anew == (judged is Verdict.ANEW):
+    if begun is not None and lsn == begun.lsn and begun.is_anew == (judged is BeginningVerdict.ANEW):
         return begun
-    is_anew = judged is Verdict.ANEW
+    is_anew = judged is BeginningVerdict.ANEW
     beginning = Beginning(lsn, is_anew, tuple(contradictions(witnesses)) if is_anew else ())
     write_beginning(storage, layout, beginning)
     return beginning
@@ -121,6 +121,6 @@ def check_sink_of_run(config: Config, layout: Layout, sink: SinkHolds, *, is_fir
     record = read_progress(storage, layout)
     if record is None:
         return
-    if check_sink(config.slot, record.held_lsn, sink, begun, anew_lsn(config)) is Verdict.ANEW:
+    if check_sink(config.slot, record.held_lsn, sink, begun, anew_lsn(config)) is BeginningVerdict.ANEW:
         against = f"the sink ended at {sink.commit_lsn}, and one had held all up to {record.held_lsn}"
         write_beginning(storage, layout, Beginning(record.held_lsn, True, (against,)))

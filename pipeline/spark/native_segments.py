@@ -24,7 +24,7 @@ from xidstream.pipeline import parquet
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.log_tables.batch_parts import TableParts, VersionParts
-from xidstream.pipeline.parquet import Commit
+from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.spark.parquet_frames import is_read_as_named, parquet_frame
 from xidstream.pipeline.spark.spark_schemas import quoted
 
@@ -81,7 +81,7 @@ def native_frames(spark: SparkSession, version: VersionParts, files: LocalFiles)
     Raises SegmentCorrupt for a file that is missing, or whose end is not what was written, StorageFault where it
     cannot be read. What else is wrong comes up when the frame is used: see ``damage``.
     """
-    by_commit: dict[Commit, list[str]] = {}
+    by_commit: dict[CommitStamp, list[str]] = {}
     for part in version.segments:
         by_commit.setdefault(part.commit, []).append(_checked(part, files))
     return [_frame(spark, version.schema, commit, paths) for commit, paths in by_commit.items()]
@@ -110,7 +110,7 @@ def _checked(part: SegmentPart, files: LocalFiles) -> str:
     return path
 
 
-def _frame(spark: SparkSession, schema: pa.Schema, commit: Commit, paths: list[str]) -> DataFrame:
+def _frame(spark: SparkSession, schema: pa.Schema, commit: CommitStamp, paths: list[str]) -> DataFrame:
     from pyspark.sql import functions
 
     constants = {

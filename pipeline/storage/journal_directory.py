@@ -29,7 +29,7 @@ from xidstream.pipeline.exchange import (
     UnitEnd,
 )
 from xidstream.pipeline.parked import LeftOutTransaction
-from xidstream.pipeline.parquet import Commit
+from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion, rows
 from xidstream.pipeline.storage.envelope import a_count, a_number
@@ -51,7 +51,7 @@ N_OWN_OBJECTS: Final = 2
 
 
 @dataclass(frozen=True)
-class Directory:
+class JournalDirectory:
     units: tuple[tuple[UnitEnd, Sealed], ...]
     objects: tuple[StoredObject, ...]
     """The first two are ``TRANSACTIONS`` and ``INLINE_MESSAGES``; parts of units refer to all others."""
@@ -64,7 +64,7 @@ class Directory:
 # -- written ---------------------------------------------------------------------------------------------
 
 
-def directory_to_json(directory: Directory) -> bytes:
+def directory_to_json(directory: JournalDirectory) -> bytes:
     relations = Relations()
     units = [_unit_to_json(end, unit, relations) for end, unit in directory.units]
     content = {"relations": relations.to_json(), "units": units, "objects": directory.objects}
@@ -119,12 +119,12 @@ def _message_to_json(part: MessagePart) -> dict[str, Any]:
 # -- read ------------------------------------------------------------------------------------------------
 
 
-def directory_from_json(data: pa.Buffer, key: str) -> Directory:
+def directory_from_json(data: pa.Buffer, key: str) -> JournalDirectory:
     """``data`` is what was written. Raises SegmentCorrupt where that makes no sense, with the file's ``key``."""
     try:
         content = json.loads(data.to_pybytes())
         relations = relations_from_json(content["relations"])
-        return Directory(
+        return JournalDirectory(
             units=tuple(_unit_from_json(unit, relations) for unit in content["units"]),
             objects=tuple(StoredObject(*map(a_count, stored)) for stored in content["objects"]),
         )
@@ -145,7 +145,7 @@ def _unit_from_json(value: dict[str, Any], relations: Sequence[RelationVersion])
         segments=tuple(
             SegmentPart(
                 segment_from_json(part, relations),
-                Commit(a_count(part["commit_lsn"]), a_number(part["commit_timestamp_us"])),
+                CommitStamp(a_count(part["commit_lsn"]), a_number(part["commit_timestamp_us"])),
             )
             for part in value["segments"]
         ),

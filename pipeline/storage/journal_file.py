@@ -51,13 +51,13 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.packs import PACK_SCHEMA
-from xidstream.pipeline.poison import NOBODY, GivenUp
+from xidstream.pipeline.poison import NONE_GIVEN_UP, GivenUp
 from xidstream.pipeline.schema import rows
 from xidstream.pipeline.storage.journal_directory import (
     INLINE_MESSAGES,
     N_OWN_OBJECTS,
     TRANSACTIONS,
-    Directory,
+    JournalDirectory,
     directory_from_json,
     directory_to_json,
 )
@@ -136,13 +136,15 @@ def write_journal_file(
     return with_its_bytes(summary.file, _file_bytes(summary, len(end)))
 
 
-def _write_objects(write: Write, units: Sequence[Sealed], ends: Sequence[UnitEnd], fetch: Fetch) -> Directory:
+def _write_objects(
+    write: Write, units: Sequence[Sealed], ends: Sequence[UnitEnd], fetch: Fetch
+) -> JournalDirectory:
     objects = _Objects(write, fetch)
     objects.add(rows.TRANSACTIONS_SCHEMA, [unit.transactions for unit in units])
     inline = [m.rows for unit in units for m in unit.messages if isinstance(m, InlineMessages)]
     objects.add(rows.MESSAGES_SCHEMA, inline)
     numbered = [_with_refs(unit, objects.of_part) for unit in units]
-    return Directory(tuple(zip(ends, numbered, strict=True)), tuple(objects.written))
+    return JournalDirectory(tuple(zip(ends, numbered, strict=True)), tuple(objects.written))
 
 
 def _first_commit_timestamp_us(units: Iterable[Sealed]) -> int:
@@ -253,7 +255,7 @@ def verify_journal_file(storage: Storage, layout: Layout, epoch: str, number: in
 
 
 def load_journal_units(
-    storage: Storage, layout: Layout, file: JournalFile, put: Put, given_up: GivenUp = NOBODY
+    storage: Storage, layout: Layout, file: JournalFile, put: Put, given_up: GivenUp = NONE_GIVEN_UP
 ) -> list[tuple[UnitEnd, Sealed]]:
     """The units as they were written, but for their references: ``put`` makes these, once for each object. Nothing is
     in them of transactions that were given up.
@@ -282,7 +284,7 @@ def load_journal_units(
 
 
 @dataclasses.dataclass(eq=False)
-class StoredRows:
+class JournalRows:
     """Stands for a reference in a unit that was not loaded: an object of its file, read when it is asked for."""
 
     opened: _Opened
@@ -293,7 +295,7 @@ class StoredRows:
 
 
 def stored_journal_units(storage: Storage, layout: Layout, file: JournalFile) -> list[tuple[UnitEnd, Sealed]]:
-    """The units as they were written, with ``StoredRows`` for references: what is written to another file, and not
+    """The units as they were written, with ``JournalRows`` for references: what is written to another file, and not
     released. Segments are not read, and what was given up is there still.
 
     Raises SegmentCorrupt where the file is missing, altered or another; Unsupported; StorageFault.
@@ -302,7 +304,7 @@ def stored_journal_units(storage: Storage, layout: Layout, file: JournalFile) ->
     if opened.file != file:
         opened.refuse("is another than the one that was written")
     transactions, inline = opened.own_batches()
-    refs = {number: StoredRows(opened, number) for number in opened.object_numbers}
+    refs = {number: JournalRows(opened, number) for number in opened.object_numbers}
     left = iter(inline)
     return [
         (end, _with_refs(_filled_in(unit, batch, left), lambda part: refs[part.ref]))

@@ -41,7 +41,7 @@ _REMEDY: Final = (
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenSnapshot:
     """``signature``: JSON, as ``pipeline.snapshot.invalidation`` made it. ``where``: which rows were read from the
     source, if the others were carried over from the generation before; None for all."""
 
@@ -82,7 +82,7 @@ _DECISION: Final = Document[Decision](
         None if content["slot_xmax"] is None else int(content["slot_xmax"]),
     ),
 )
-_TAKEN: Final = Document[Taken](
+_TAKEN: Final = Document[TakenSnapshot](
     "xidstream.snapshot-taken",
     2,
     _REMEDY,
@@ -91,7 +91,7 @@ _TAKEN: Final = Document[Taken](
         "signature": dict(taken.signature),
         **_where_json(taken.where),
     },
-    lambda content: Taken(
+    lambda content: TakenSnapshot(
         Generation.from_json(content["generation"]), content["signature"], _where_of(content)
     ),
 )
@@ -124,12 +124,12 @@ def read_decision(storage: Storage, layout: Layout) -> Decision | None:
     return _DECISION.read(storage, layout.snapshot_decision_key)
 
 
-def write_taken(storage: Storage, layout: Layout, taken: Taken) -> None:
+def write_taken(storage: Storage, layout: Layout, taken: TakenSnapshot) -> None:
     """Durably, in place of the table's earlier one. Raises StorageFault."""
     _TAKEN.write(storage, _taken_key(layout, taken.generation), taken)
 
 
-def read_taken(storage: Storage, layout: Layout) -> list[Taken]:
+def read_taken(storage: Storage, layout: Layout) -> list[TakenSnapshot]:
     """All of the slot. Raises SegmentCorrupt, Unsupported, StorageFault."""
     return _read_all(storage, layout, "taken-", _TAKEN)
 

@@ -53,7 +53,7 @@ BUSY_BYTES: Final = 1 << 20
 is asked each ten seconds alone writes less than 40 MB in them."""
 
 
-class Step(enum.Enum):
+class ReadStep(enum.Enum):
     """An action without a number."""
 
     CUT_WHOLE = "cut the whole transactions that were gathered"
@@ -91,7 +91,7 @@ class AwaitCredit:
     seconds: float
 
 
-Action = Step | Nap | Wait | Listen | AwaitCredit
+Action = ReadStep | Nap | Wait | Listen | AwaitCredit
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,9 @@ class ReadPolicy:
         self._asked_s = None  # nobody listens, so silence means nothing
         actions: list[Action] = []
         if not in_flight_bytes:
-            actions += [Step.CUT_WHOLE, Step.CUT_OPEN]
+            actions += [ReadStep.CUT_WHOLE, ReadStep.CUT_OPEN]
         if self._pace.is_due(now_s):
-            actions.append(Step.SEND_STATUS)
+            actions.append(ReadStep.SEND_STATUS)
         return (*actions, AwaitCredit(IDLE_WAIT_S))
 
     # -- after each read -------------------------------------------------------------------------------
@@ -206,19 +206,19 @@ class ReadPolicy:
             cut_bytes=gathered.cut_bytes,
             sent_bytes=gathered.sent_bytes,
         ):
-            actions.append(Step.CUT_WHOLE)
+            actions.append(ReadStep.CUT_WHOLE)
             whole_bytes = 0
         if self._linger.open_is_due(now_s, gathered.has_open_rows):
-            actions.append(Step.CUT_OPEN)
+            actions.append(ReadStep.CUT_OPEN)
         if self._pace.is_due(now_s):
-            actions.append(Step.SEND_STATUS)
+            actions.append(ReadStep.SEND_STATUS)
         if not drained:
             return tuple(actions)
         if now_s >= self._next_ask_s:
             self._next_ask_s = now_s + self._ask_interval_s
             self._asked_at_lsn = self._server_lsn
             self._asked_s = now_s if self._asked_s is None else self._asked_s
-            actions.append(Step.ASK_POSITION)
+            actions.append(ReadStep.ASK_POSITION)
         wait_s = min(IDLE_WAIT_S, self._linger_s) if whole_bytes else IDLE_WAIT_S
         return (*actions, Listen(wait_s))
 
@@ -243,11 +243,11 @@ class ReadPolicy:
             self._next_ask_s = min(self._next_ask_s, now_s + BUSY_ASK_INTERVAL_S)
         if now_s >= self._next_position_s:
             self._next_position_s = now_s + POSITION_INTERVAL_S / 2
-            actions.append(Step.PASS_POSITION)
+            actions.append(ReadStep.PASS_POSITION)
         if reply_requested:
             self._pace.asked()
             if self._pace.is_due(now_s):
-                actions.append(Step.SEND_STATUS)
+                actions.append(ReadStep.SEND_STATUS)
         return tuple(actions)
 
     def position_changed(self) -> None:

@@ -50,9 +50,13 @@ class Group:
 class Groups:
     def __init__(self) -> None:
         self._groups: dict[GroupKey, Group] = {}
+        """What is in memory, by relation version; None is the key of the messages."""
         self._too_large: dict[GroupKey, None] = {}
+        """The groups that have a block which is too large for memory, in the order in which they got it."""
         self._by_size: list[tuple[int, int, GroupKey]] = []
+        """A heap with the largest group at the top. It has outdated entries, too."""
         self._n_entries = 0
+        """How many entries the heap ever got: it tells entries of one size apart."""
         self.n_bytes = 0
         """The bytes of all groups, with what Arrow needs besides the values."""
 

@@ -47,18 +47,20 @@ def transaction_row(
     return pa.RecordBatch.from_pylist(values, schema=rows.TRANSACTIONS_SCHEMA)
 
 
-def nothing(end: TransactionEnd) -> Sealed:
+def empty_unit(end: TransactionEnd) -> Sealed:
     """A transaction that left no row."""
     return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), (), 0, 0)
 
 
-def left_out(end: TransactionEnd, relids: Iterable[int] | None = None) -> Sealed:
+def given_up_unit(end: TransactionEnd, relids: Iterable[int] | None = None) -> Sealed:
     """A transaction that was given up. ``relids``: the tables of its rows; None where they are not known."""
     known = None if relids is None else tuple(sorted(set(relids)))
-    return dataclasses.replace(nothing(end), left_out=(LeftOutTransaction(end.xid, end.commit_lsn, known),))
+    return dataclasses.replace(
+        empty_unit(end), left_out=(LeftOutTransaction(end.xid, end.commit_lsn, known),)
+    )
 
 
-def undeliverable(error: XidstreamError) -> Sealed:
+def undeliverable_unit(error: XidstreamError) -> Sealed:
     """A transaction that cannot be delivered."""
     none = pa.RecordBatch.from_pylist([], schema=rows.TRANSACTIONS_SCHEMA)
     return Sealed(none, (), (), (), 0, 0, undeliverable=Undeliverable(error))

@@ -54,8 +54,11 @@ class _Runs:
 class Survivors:
     def __init__(self) -> None:
         self.n_rows = 0
+        """How many rows there are: the number of the next row."""
         self.n_bytes = 0
+        """What the runs take in memory."""
         self._blocks: list[_Runs] = []
+        """The runs of each block that began one, in the order of the rows."""
 
     def add(self, subxid: Subxids, first: npt.NDArray[np.int64], n_rows: int) -> None:
         """The runs of ``n_rows`` more rows, in the order of their numbers."""
@@ -73,7 +76,7 @@ class Survivors:
         self.n_bytes -= self._blocks[-1].n_bytes
         return self._blocks.pop()
 
-    def without(self, aborted: Subxids) -> int:
+    def rows_after_abort(self, aborted: Subxids) -> int:
         """How many rows stay when those of ``aborted`` (not empty) go. Raises IllegalTransition."""
         n_rows = self.n_rows
         lowest, highest = int(aborted.min()), int(aborted.max())

@@ -48,10 +48,10 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.packs import UnitParts
 from xidstream.pipeline.parked import BadTable
-from xidstream.pipeline.parquet import Commit
+from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import (
-    NOBODY,
+    NONE_GIVEN_UP,
     BadRows,
     GivenUp,
     Poison,
@@ -63,7 +63,7 @@ from xidstream.pipeline.schema import RelationVersion, rows
 from xidstream.pipeline.schema.rows import Stamp
 from xidstream.pipeline.transactions.groups import GroupKey, Groups
 from xidstream.pipeline.transactions.messages import PART_BYTES, message_parts
-from xidstream.pipeline.transactions.sealed import left_out, transaction_row, undeliverable
+from xidstream.pipeline.transactions.sealed import given_up_unit, transaction_row, undeliverable_unit
 from xidstream.pipeline.transactions.survivors import Survivors
 
 _ROWS_PER_REWRITTEN_ROW: Final = 1 / 8
@@ -72,7 +72,7 @@ _ROWS_PER_FILE: Final = 1000
 (2 ms)."""
 
 
-class State(enum.Enum):
+class TransactionState(enum.Enum):
     OPEN = "open"
     SEALED = "sealed"
 
@@ -104,7 +104,7 @@ class OpenTransaction:
         """The bytes of the files that its segments and messages are in now."""
         self.n_steps = 0
         """How many blocks it has taken."""
-        self.state = State.OPEN
+        self.state = TransactionState.OPEN
         """OPEN until ``seal``."""
         self._survivors = Survivors()
         """Whose rows these are, and how many a rollback leaves."""
@@ -193,7 +193,7 @@ class OpenTransaction:
             return []
         aborted = np.fromiter(subxids, np.uint32, len(subxids))
         try:
-            n_rows = self._survivors.without(aborted)
+            n_rows = self._survivors.rows_after_abort(aborted)
         except IllegalTransition as error:
             raise IllegalTransition(f"{self!r} was given a rollback out of order: {error.message}") from None
         self._notes = kept_notes(self._notes, aborted)
@@ -284,7 +284,7 @@ class OpenTransaction:
         self,
         end: TransactionEnd,
         put: Callable[[pa.RecordBatch | pa.Table], ArrowRef],
-        given_up: GivenUp = NOBODY,
+        given_up: GivenUp = NONE_GIVEN_UP,
         *,
         parks: bool = False,
     ) -> Sealed:
@@ -297,17 +297,17 @@ class OpenTransaction:
         self._expect_open("a commit")
         poison = self.poison()
         if (end.xid, end.commit_lsn) in given_up:
-            return self._nothing(left_out(end, self._relids()))
+            return self._nothing(given_up_unit(end, self._relids()))
         if poison is not None and not parks:
-            return self._nothing(undeliverable(poison.of(end.xid, end.commit_lsn)))
+            return self._nothing(undeliverable_unit(poison.of(end.xid, end.commit_lsn)))
         bad = tuple(dataclasses.replace(each, commit_lsn=end.commit_lsn) for each in self.bad_tables())
         self._leave_out({each.relid for each in bad})
-        commit = Commit(end.commit_lsn, end.commit_timestamp_us)
+        commit = CommitStamp(end.commit_lsn, end.commit_timestamp_us)
         stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
         segments = tuple(SegmentPart(segment, commit) for segment in self._whole_segments("committed"))
         memory = self._memory_parts(stamp, put)
         messages = self._message_parts(end, put)
-        self.state = State.SEALED
+        self.state = TransactionState.SEALED
         n_rows = sum(p.n_rows for p in memory) + sum(p.n_rows for p in segments)
         tables = {p.relation.name for p in memory} | {p.relation.name for p in segments}
         return Sealed(
@@ -375,12 +375,12 @@ class OpenTransaction:
             poison=self.poison(),
             bad_tables=self.bad_tables(),
         )
-        self.state = State.SEALED
+        self.state = TransactionState.SEALED
         return record
 
     def _nothing(self, sealed: Sealed) -> Sealed:
         self._groups = Groups()
-        self.state = State.SEALED
+        self.state = TransactionState.SEALED
         return sealed
 
     def _whole_segments(self, what: str) -> tuple[Segment, ...]:
@@ -397,5 +397,5 @@ class OpenTransaction:
         return [*spilled, *message_parts(stamped, n_bytes, put)]
 
     def _expect_open(self, what: str) -> None:
-        if self.state is not State.OPEN:
+        if self.state is not TransactionState.OPEN:
             raise IllegalTransition(f"{self!r} was given {what}")

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xidstream.pipeline.changelog.internal_columns import prepared
 from xidstream.pipeline.changelog.shape import TableShape
-from xidstream.pipeline.verify.result import Differences, DifferingRange, DifferingRow, Kind, Texts
+from xidstream.pipeline.verify.result import DifferenceKind, Differences, DifferingRange, DifferingRow, Texts
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -334,7 +334,9 @@ def _value_text(i: int, name: str, type_: DataType, texts: str) -> Column:
 
 def _told(row: Any, names: Sequence[str], key: tuple[str, ...] | None, with_values: bool) -> DifferingRow:
     missing, extra, is_changed, changed, source, log = row
-    kind = Kind.CHANGED if is_changed else Kind.MISSING if missing else Kind.EXTRA
+    kind = (
+        DifferenceKind.CHANGED if is_changed else DifferenceKind.MISSING if missing else DifferenceKind.EXTRA
+    )
     found = dict(zip(names, source if source is not None else log, strict=True))
     columns = tuple(names[i] for i in changed if i is not None)
 

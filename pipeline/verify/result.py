@@ -25,7 +25,7 @@ class Verdict(enum.Enum):
     NOT_VERIFIED = "not_verified"
 
 
-class Kind(enum.Enum):
+class DifferenceKind(enum.Enum):
     """How a row differs, seen from the source."""
 
     MISSING = "missing"  # the source has it, the log has not
@@ -61,7 +61,7 @@ class DifferingRow:
     """``key`` is None for a table without one. ``columns``: those that differ, of a changed row. ``source`` and
     ``log``: all values, where they were asked for and there are any. ``n``: how many such rows there are."""
 
-    kind: Kind
+    kind: DifferenceKind
     key: Texts | None
     columns: tuple[str, ...] = ()
     n: int = 1
@@ -71,9 +71,9 @@ class DifferingRow:
     def __str__(self) -> str:
         which = "a row" if self.key is None else ", ".join(f"{k}={_text(v)}" for k, v in self.key.items())
         which += f" ({self.n:,} of them)" if self.n > 1 else ""
-        if self.kind is Kind.CHANGED:
+        if self.kind is DifferenceKind.CHANGED:
             told = f"{which}: differs in {', '.join(self.columns)}"
-        elif self.kind is Kind.MISSING:
+        elif self.kind is DifferenceKind.MISSING:
             told = f"{which}: missing in the log"
         else:
             told = f"{which}: only in the log"
@@ -128,7 +128,10 @@ class TableVerification:
             found["changed"],
             found["columns"],
             tuple(DifferingRange(**_tuples(each)) for each in found["ranges"]),
-            tuple(DifferingRow(**{**_tuples(each), "kind": Kind(each["kind"])}) for each in found["rows"]),
+            tuple(
+                DifferingRow(**{**_tuples(each), "kind": DifferenceKind(each["kind"])})
+                for each in found["rows"]
+            ),
             tuple(found.get("repairs", ())),
         )
         return cls(

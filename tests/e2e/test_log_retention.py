@@ -12,7 +12,7 @@ from tests.e2e.test_snapshots import Row, can_read, start, until, wait_until_tak
 from xidstream import ChangeLog
 from xidstream.actors.snapshots import coordinator
 from xidstream.pipeline.delta import upkeep
-from xidstream.pipeline.delta.upkeep import Pace, Step
+from xidstream.pipeline.delta.upkeep import UpkeepPace, UpkeepStep
 from xidstream.pipeline.errors import PreconditionMissing
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.sinks import log_shortening
@@ -28,7 +28,7 @@ def test_a_run_folds_and_cuts_its_log_and_what_is_left_is_the_history_of_the_sou
     monkeypatch.setattr(coordinator, "_LOOK_S", 0.5)
     # The test cannot wait for an hour, nor for a thousand commits.
     monkeypatch.setattr(log_shortening, "LEAST_AGE_S", 0.5)
-    monkeypatch.setitem(upkeep.PACES, Step.FILES, Pace(10, 0.5))
+    monkeypatch.setitem(upkeep.PACES, UpkeepStep.FILES, UpkeepPace(10, 0.5))
     database, dice = pipeline.database, random.Random(36)
     database.execute("create table t (id int primary key, n int)")
     database.execute("insert into t select i, i from generate_series(1, 50) i")

@@ -28,9 +28,9 @@ from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.postgres.ddl_trigger import prepare
 from xidstream.pipeline.verify.result import (
+    DifferenceKind,
     Differences,
     DifferingRow,
-    Kind,
     TableVerification,
     Verdict,
     Verification,
@@ -294,7 +294,7 @@ def test_tables_are_equal_under_load_and_a_damaged_row_is_found_and_a_log_that_s
     differences = one.differences
     assert (differences.changed, differences.missing, differences.extra) == (1, 0, 0)
     assert differences.columns == {"note": 1}
-    assert differences.rows == (DifferingRow(Kind.CHANGED, {"id": "777777"}, ("note",)),)
+    assert differences.rows == (DifferingRow(DifferenceKind.CHANGED, {"id": "777777"}, ("note",)),)
     (range_,) = differences.ranges
     assert range_.columns == ("id",) and range_.first is not None and range_.end is None
     assert 3000 < int(range_.first[0] or 0) < 777777
@@ -332,11 +332,11 @@ def test_all_types_are_equal_and_all_kinds_of_damage_are_found(pipeline: Pipelin
         missing = verified.differences("pairs", show_values=True)
     assert (missing.changed, missing.missing, missing.extra) == (0, 1, 0)
     key = {"a": "4", "b": "b1999"}
-    assert missing.rows == (DifferingRow(Kind.MISSING, key, source={**key, "n": "1999.0"}),)
+    assert missing.rows == (DifferingRow(DifferenceKind.MISSING, key, source={**key, "n": "1999.0"}),)
     database.execute("delete from pairs where b = 'b1999'")
     pipeline.wait_until(lambda: place_in(pairs, b="b1999", _change_type="delete") is not None)
     with damaged(pairs, without(b="b1999", _change_type="delete")):
-        assert verified.differences("pairs").rows == (DifferingRow(Kind.EXTRA, key),)
+        assert verified.differences("pairs").rows == (DifferingRow(DifferenceKind.EXTRA, key),)
     with damaged(twins, twice(n=49)):
         doubled = verified.differences("twins")
     assert (doubled.extra, doubled.missing, doubled.rows) == (1, 0, ())
@@ -344,7 +344,10 @@ def test_all_types_are_equal_and_all_kinds_of_damage_are_found(pipeline: Pipelin
     assert range_.log_rows == range_.source_rows + 1
     with damaged(twins, replaced("x", -0.0, n=48, x=0.0)):
         signs = verified.differences("twins", show_values=True)
-    assert [(row.kind, row.n) for row in signs.rows] == [(Kind.EXTRA, 1), (Kind.MISSING, 1)]
+    assert [(row.kind, row.n) for row in signs.rows] == [
+        (DifferenceKind.EXTRA, 1),
+        (DifferenceKind.MISSING, 1),
+    ]
 
 
 @pytest.mark.slow

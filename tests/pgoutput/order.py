@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.pgoutput.messages import Message
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.pgoutput.grammar import Grammar, State
+from xidstream.pipeline.pgoutput.grammar import Grammar, StreamState
 from xidstream.pipeline.pgoutput.messages import LogicalMessage, StreamAbort, StreamStart
 from xidstream.pipeline.stream.ledger import TransactionLedger
 
 _STAYING = b"IUDTRYM"
 
 
-def step(grammar: Grammar, message: Message, lsn: Lsn = INVALID_LSN) -> State:
+def step(grammar: Grammar, message: Message, lsn: Lsn = INVALID_LSN) -> StreamState:
     """Take any message as the cutter takes it. Raises IllegalTransition, and then nothing has changed."""
     if message.type in _STAYING:
         # Their xid is the subtransaction's, which no rule is about.

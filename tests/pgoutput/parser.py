@@ -24,7 +24,7 @@ from tests.pgoutput.messages import (
 from xidstream.pipeline.errors import MalformedMessage
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn
 from xidstream.pipeline.pgoutput import parser
-from xidstream.pipeline.pgoutput.cursor import Buffer, Cursor, lsn_of, malformed
+from xidstream.pipeline.pgoutput.cursor import Buffer, MessageCursor, lsn_of, malformed
 from xidstream.pipeline.pgoutput.message_buffer import HEADER_BYTES
 from xidstream.pipeline.pgoutput.messages import MessageType
 
@@ -34,7 +34,7 @@ _TRUNCATE: Final = Struct("!iB")
 _KINDS: Final = {ord(kind.value): kind for kind in ColumnKind}
 
 
-def tuple_data(cursor: Cursor, what: str) -> TupleData:
+def tuple_data(cursor: MessageCursor, what: str) -> TupleData:
     columns = []
     for _ in range(cursor.count(1, f"columns of {what}")):
         byte = cursor.byte(what)
@@ -50,7 +50,7 @@ def tuple_data(cursor: Cursor, what: str) -> TupleData:
 
 
 def parse_insert(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> Insert:
-    cursor = Cursor(data, offset, MessageType.INSERT, lsn)
+    cursor = MessageCursor(data, offset, MessageType.INSERT, lsn)
     xid = cursor.stream_xid(in_stream)
     relid = cursor.u32("its relation's oid")
     new = _new_tuple(cursor, cursor.byte("a tuple marker"))
@@ -58,7 +58,7 @@ def parse_insert(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) ->
 
 
 def parse_update(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> Update:
-    cursor = Cursor(data, offset, MessageType.UPDATE, lsn)
+    cursor = MessageCursor(data, offset, MessageType.UPDATE, lsn)
     xid = cursor.stream_xid(in_stream)
     relid = cursor.u32("its relation's oid")
     key = old = None
@@ -73,7 +73,7 @@ def parse_update(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) ->
 
 
 def parse_delete(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> Delete:
-    cursor = Cursor(data, offset, MessageType.DELETE, lsn)
+    cursor = MessageCursor(data, offset, MessageType.DELETE, lsn)
     xid = cursor.stream_xid(in_stream)
     relid = cursor.u32("its relation's oid")
     key = old = None
@@ -88,7 +88,7 @@ def parse_delete(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) ->
     return Delete(xid, relid, key, old)
 
 
-def _new_tuple(cursor: Cursor, marker: int) -> TupleData:
+def _new_tuple(cursor: MessageCursor, marker: int) -> TupleData:
     """The new tuple, which always comes last."""
     if marker != ord("N"):
         raise cursor.malformed(f"tuple marker 0x{marker:02x} instead of 'N'")
@@ -98,7 +98,7 @@ def _new_tuple(cursor: Cursor, marker: int) -> TupleData:
 
 
 def parse_truncate(data: Buffer, *, in_stream: bool, lsn: Lsn, offset: int = 0) -> Truncate:
-    cursor = Cursor(data, offset, MessageType.TRUNCATE, lsn)
+    cursor = MessageCursor(data, offset, MessageType.TRUNCATE, lsn)
     xid = cursor.stream_xid(in_stream)
     n, flags = cursor.fields(_TRUNCATE, "its options")
     if flags > 3:

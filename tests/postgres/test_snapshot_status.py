@@ -26,7 +26,7 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.snapshot_record import (
-    Taken,
+    TakenSnapshot,
     forget_request,
     read_wishes,
     request,
@@ -61,7 +61,7 @@ def test_each_table_is_finished_read_in_part_begun_or_without_a_snapshot(
     bounds = SnapshotBounds(PLACE, Lsn(0x1100), 700, 710, (), 1_700_000_000_000_000)
     for source in sources[:3]:
         generation = Generation(source.relation, 1, bounds)
-        write_taken(*stored, Taken(generation, {}))
+        write_taken(*stored, TakenSnapshot(generation, {}))
         if source.name != "public.b":
             log.target(source.relation, PLACE)
             assert log.commit(generation, [])

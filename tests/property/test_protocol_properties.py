@@ -24,7 +24,7 @@ from tests.pgoutput.parser import parse_copy_header, parse_message, parse_standb
 from tests.pgoutput.writer import write, write_keepalive, write_standby_status_update, xlog_data
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.pgoutput.grammar import TRANSITIONS, State
+from xidstream.pipeline.pgoutput.grammar import TRANSITIONS, StreamState
 from xidstream.pipeline.pgoutput.messages import (
     Begin,
     BeginPrepare,
@@ -257,5 +257,5 @@ def test_the_grammar_takes_exactly_what_the_facts_allow(story: list[tuple[int, A
         elif letter in "cpKr" or (letter == "A" and xid == extra):
             opened.discard(xid)
         assert set(open_streams(grammar)) == opened
-        assert (grammar.state is State.OUTSIDE) == (inside is None)
+        assert (grammar.state is StreamState.OUTSIDE) == (inside is None)
         assert grammar.state in TRANSITIONS

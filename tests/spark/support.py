@@ -24,7 +24,7 @@ from xidstream.pipeline.exchange import (
     SlotIdentity,
     SpilledMessages,
 )
-from xidstream.pipeline.parquet import Commit
+from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import (
@@ -164,7 +164,9 @@ class Transaction:
                 assert segments is not None
                 halves = [batch.slice(0, len(rows) // 2), batch.slice(len(rows) // 2)]
                 segment = segments.write(f"{self.commit_lsn}/{number}.parquet", version, halves, xid)
-                spilled.append(SegmentPart(segment, Commit(self.commit_lsn, COMMIT_US + self.commit_lsn)))
+                spilled.append(
+                    SegmentPart(segment, CommitStamp(self.commit_lsn, COMMIT_US + self.commit_lsn))
+                )
             else:
                 ref = stream_bytes([out], out.schema)
                 memory.append(MemoryPart(version, out.num_rows, out.nbytes, self.commit_lsn, ref))

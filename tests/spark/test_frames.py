@@ -36,7 +36,7 @@ from tests.spark.support import (
 from xidstream.pipeline.errors import SegmentCorrupt, SinkFailed, UsageError
 from xidstream.pipeline.exchange import MemoryPart, Sealed, SegmentPart
 from xidstream.pipeline.packs import FEW_TABLES, UnitParts
-from xidstream.pipeline.parquet import Commit
+from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg_rules import DDL_PREFIX
 from xidstream.pipeline.schema.relation import CONTRACT_COLUMNS
 from xidstream.pipeline.schema.rows import (
@@ -303,7 +303,7 @@ def test_a_damaged_segment_stops_the_users_function_as_corrupt(
 def test_a_segment_with_other_rows_than_recorded_is_corrupt(spark: Any, segments: LocalSegments) -> None:
     segment = segments.write("s.parquet", ITEMS, [internal(ITEMS, items(1, 2))])
     wrong = dataclasses.replace(segment, file=dataclasses.replace(segment.file, n_rows=1))
-    part = SegmentPart(wrong, Commit(100, COMMIT_US))
+    part = SegmentPart(wrong, CommitStamp(100, COMMIT_US))
     unit = Sealed(record_batch([], TRANSACTIONS_SCHEMA), (), (part,), (), 1, 0)
     batch = SinkBatch(
         batch_of([unit], segments), lambda: spark, memory_frame, segments, read_memory, put_memory

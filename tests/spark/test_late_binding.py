@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.parquet.files import COMMIT, batches, every_type, relation, released, write
-from xidstream.pipeline.parquet import Commit, fill
+from xidstream.pipeline.parquet import CommitStamp, fill
 from xidstream.pipeline.parquet.row_file import encoded_crc
 from xidstream.pipeline.spark.spark_schemas import spark_schema
 
@@ -45,7 +45,7 @@ def test_the_sum_of_a_filled_page_is_verified_by_spark(spark: Any, tmp_path: Pat
     file = write(path, SIMPLE, made)
     # A checksum that is short by itself is written longer than it need be: Java reads it, too.
     short = next(n for n in range(1 << 30, 1 << 31) if encoded_crc(n.to_bytes(8, "little"))[3:] == b"\x80\0")
-    fill(path, file, Commit(short, 5), name="s")
+    fill(path, file, CommitStamp(short, 5), name="s")
     frame = read(spark, path, released(SIMPLE, made).schema)
     assert [tuple(row) for row in frame.selectExpr("_commit_lsn").distinct().collect()] == [(short,)]
     content = bytearray(path.read_bytes())

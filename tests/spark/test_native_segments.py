@@ -30,7 +30,7 @@ from tests.spark.support import (
 from tests.unit.parquet.files import NAMES, batches, every_type
 from xidstream.pipeline.errors import ComponentLost, SegmentCorrupt, SinkFailed, StorageFault
 from xidstream.pipeline.exchange import Sealed, SegmentPart
-from xidstream.pipeline.parquet import Commit, fill
+from xidstream.pipeline.parquet import CommitStamp, fill
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
@@ -42,7 +42,7 @@ from xidstream.pipeline.spark.spark_schemas import simple_types, spark_schema
 pytestmark = pytest.mark.spark
 
 ITEMS = relation("public.items", ("id", INT8), ("name", TEXT))
-COMMIT = Commit(Lsn(100), COMMIT_US)
+COMMIT = CommitStamp(Lsn(100), COMMIT_US)
 
 
 def items(*ids: int) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape
 from xidstream.pipeline.verify.comparison import Compared, compare
-from xidstream.pipeline.verify.result import Kind
+from xidstream.pipeline.verify.result import DifferenceKind
 
 pytestmark = pytest.mark.spark
 
@@ -75,7 +75,7 @@ def test_each_value_that_differs_is_found_with_its_key_and_column(spark: Any) ->
     assert len(found.differences.ranges) == n
     named = [("at",) if column == "_text" else (column,) for column, _, _ in DIFFERENT]
     assert [(row.kind, row.key, row.columns) for row in found.differences.rows] == [
-        (Kind.CHANGED, {"id": str(i)}, columns) for i, columns in enumerate(named)
+        (DifferenceKind.CHANGED, {"id": str(i)}, columns) for i, columns in enumerate(named)
     ]
 
 
@@ -93,7 +93,9 @@ def test_a_doubled_row_is_extra_with_a_key_and_without(spark: Any) -> None:
     source = frame(spark, {"id": 1}, {"id": 2})
     doubled = frame(spark, {"id": 1}, {"id": 2}, {"id": 2})
     keyed = compared(source, doubled).differences
-    assert keyed is not None and [(r.kind, r.key, r.n) for r in keyed.rows] == [(Kind.EXTRA, {"id": "2"}, 1)]
+    assert keyed is not None and [(r.kind, r.key, r.n) for r in keyed.rows] == [
+        (DifferenceKind.EXTRA, {"id": "2"}, 1)
+    ]
     keyless = compared(source, doubled, key=None).differences
     assert keyless is not None and (keyless.extra, keyless.missing, keyless.rows) == (1, 0, ())
     shown = compared(source, doubled, key=None, with_values=True).differences

@@ -23,7 +23,7 @@ from tests.unit.account.accounts import (
     sink,
 )
 from xidstream.pipeline.account import Account, LogPart, RestartPart
-from xidstream.pipeline.account.metric_table import METRICS, Kind
+from xidstream.pipeline.account.metric_table import METRICS, MetricKind
 from xidstream.pipeline.account.metric_values import PAUSES
 from xidstream.pipeline.account.metrics import Counts, samples
 from xidstream.pipeline.settings.config import Config
@@ -49,7 +49,7 @@ def values(account: Account) -> dict[str, float]:
 def test_names_and_labels_follow_prometheus_rules() -> None:
     for each in METRICS:
         assert re.fullmatch(r"xidstream_[a-z][a-z0-9_]*", each.name)
-        assert each.name.endswith("_total") == (each.kind is Kind.COUNTER), each.name
+        assert each.name.endswith("_total") == (each.kind is MetricKind.COUNTER), each.name
         assert each.unit in BASE_UNITS and not NO_BASE_UNIT.search(each.name), each.name
         assert all(re.fullmatch(r"[a-z_]+", label) and label != "slot" for label in each.labels)
         assert each.help and not each.help.endswith(".")
@@ -188,7 +188,9 @@ def test_no_label_is_an_xid_a_table_or_a_position() -> None:
 def increments(counts: Counts, account: Account) -> dict[str, float]:
     assert account.run is not None
     counts.begin(account.run.epoch)
-    grown = {s.metric.name: counts.increment(s) for s in samples(account) if s.metric.kind is Kind.COUNTER}
+    grown = {
+        s.metric.name: counts.increment(s) for s in samples(account) if s.metric.kind is MetricKind.COUNTER
+    }
     return {name.removeprefix("xidstream_"): value for name, value in grown.items() if value}
 
 

@@ -14,7 +14,7 @@ from xidstream.pipeline.account.batches import BatchHistory
 from xidstream.pipeline.account.model import BatchPart
 from xidstream.pipeline.account.query import (
     IDLE_EVERY_S,
-    Event,
+    ListenerEvent,
     QueryEvents,
     QueryName,
     ended_status,
@@ -126,7 +126,7 @@ def test_the_status_after_the_end_says_why_and_quotes_no_row() -> None:
     assert ended_status(ValueError("geheim"))["message"] == "Terminated with exception: ValueError"
 
 
-def told(events: list[Event]) -> list[int | str]:
+def told(events: list[ListenerEvent]) -> list[int | str]:
     """Of a progress its batch, of all else the method."""
     return [e.content["progress"]["batchId"] if "progress" in e.content else e.method for e in events]
 

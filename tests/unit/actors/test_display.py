@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.unit.account.accounts import AT, READER, RUN, SEQUENCER
-from xidstream.actors.cli.display import Display, Pace, picture, summary
+from xidstream.actors.cli.display import Display, Rates, picture, summary
 from xidstream.actors.supervision.run_accounts import has_caught_up
 from xidstream.actors.supervision.run_status import RunStatus
 from xidstream.pipeline.account import Account
@@ -110,8 +110,8 @@ class Clock:
         return self.now_s
 
 
-def noted(*statuses: RunStatus, every_s: float = 1.0) -> Pace:
-    pace = Pace()
+def noted(*statuses: RunStatus, every_s: float = 1.0) -> Rates:
+    pace = Rates()
     for n, each in enumerate(statuses):
         pace.note(each, n * every_s)
     return pace
@@ -259,11 +259,11 @@ def test_a_file_gets_lines_without_control_characters_one_for_each_change() -> N
 
 def test_what_a_run_that_reads_already_waits_for_comes_first() -> None:
     shown = status(waiting_for=("the Spark session",))
-    assert summary(shown, Pace()).startswith("waiting for the Spark session · ")
+    assert summary(shown, Rates()).startswith("waiting for the Spark session · ")
 
 
 def test_a_capture_says_where_it_writes_and_not_what_nobody_delivers() -> None:
-    shown = summary(status(has_sink=False), Pace())
+    shown = summary(status(has_sink=False), Rates())
     assert "into the journal" in shown and "delivered" not in shown
 
 

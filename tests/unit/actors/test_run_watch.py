@@ -11,7 +11,7 @@ import pytest
 from tests.unit.account.accounts import FULL, SEQUENCER, SLOT, WELL, run
 from tests.waiting import wait_until
 from xidstream.actors.supervision import run_accounts
-from xidstream.actors.supervision.run_accounts import Parts, RunAccounts
+from xidstream.actors.supervision.run_accounts import RunAccounts, RunParts
 from xidstream.actors.supervision.run_watch import RunWatch, told
 from xidstream.pipeline.account import Account, SlotPart
 from xidstream.pipeline.errors import StorageFault
@@ -25,7 +25,7 @@ class Scripted(RunAccounts):
     """Its accounts are the test's. ``n_asked``: how often the server was asked; it answers when it may."""
 
     def __init__(self, *accounts: Account) -> None:
-        super().__init__(Config(slot="shop"), lambda: Parts("reading", "e", None, None, None))
+        super().__init__(Config(slot="shop"), lambda: RunParts("reading", "e", None, None, None))
         self._script = list(accounts)
         self.n_asked = 0
         self.may_answer = threading.Event()
@@ -122,7 +122,7 @@ def test_who_asks_while_an_earlier_question_hangs_is_told_so_and_does_not_hang(
 
     monkeypatch.setattr(run_accounts, "slot_part", hang)
     monkeypatch.setattr(run_accounts, "_SLOT_WAIT_S", 0.05)
-    accounts = RunAccounts(Config(slot="shop"), lambda: Parts("reading", "e", None, None, None))
+    accounts = RunAccounts(Config(slot="shop"), lambda: RunParts("reading", "e", None, None, None))
     first = threading.Thread(target=accounts.slot)
     first.start()
     assert asked.wait(10)
@@ -140,7 +140,9 @@ def test_ages_are_right_when_the_clock_is_set_while_a_run_goes_on() -> None:
         real = datetime.datetime.now(datetime.timezone.utc)
         return real + offset
 
-    accounts = RunAccounts(Config(slot="shop"), lambda: Parts("restarting", "e", None, None, None), now=now)
+    accounts = RunAccounts(
+        Config(slot="shop"), lambda: RunParts("restarting", "e", None, None, None), now=now
+    )
     accounts.failed(StorageFault("the disk is full"), 1.0)
     for hours in (-1, 12):
         offset = datetime.timedelta(hours=hours)

@@ -12,14 +12,14 @@ import pytest
 from xidstream.actors.snapshots import coordinator
 from xidstream.actors.snapshots.coordinator import SnapshotCoordinator
 from xidstream.actors.snapshots.sink_tables import SinkTables
-from xidstream.actors.snapshots.steps import Taken as TableTaken
+from xidstream.actors.snapshots.steps import TableTaken
 from xidstream.pipeline.errors import ComponentLost, SnapshotInterrupted
 from xidstream.pipeline.initial_copy.copy_schedule import (
-    Committed,
     CopySchedule,
     Failed,
     Hold,
     Release,
+    SnapshotCommitted,
     TableHeld,
     Wanted,
 )
@@ -39,7 +39,7 @@ from xidstream.pipeline.snapshot.key_filter import Repair, parse_key_filter
 from xidstream.pipeline.snapshot.proven import Look
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource, Surveyed
 from xidstream.pipeline.storage.keys import Layout
-from xidstream.pipeline.storage.snapshot_record import Taken, read_wishes, request
+from xidstream.pipeline.storage.snapshot_record import TakenSnapshot, read_wishes, request
 from xidstream.pipeline.storage.storage import Storage
 
 RELATION = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 20, -1, True),))
@@ -158,7 +158,7 @@ def test_looks_at_a_catalog_that_costs_much_are_rare_and_the_stream_alone_is_ask
     told = tables.calls
     line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
     taking._lines, taking._is_ready = SnapshotLines([line]), True
-    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
+    taking._book._taken[1, 1] = TakenSnapshot(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
     taking._try_to(taking._look)
     assert (taking.is_complete, taking.is_reached) == (True, False)
     assert taking._pause_s == pytest.approx(70, rel=0.2)
@@ -193,7 +193,7 @@ def test_what_is_proven_is_told_when_there_are_commits_to_prove_and_nothing_is_a
     taking._survey, taking._delivered = survey, lambda: (Lsn(last_commit + 8), last_commit)
     line = GenerationLine("public.t", 1, 1, 0x4FFE, 0x4FFF, GenerationState.FINISHED, is_ours=True)
     taking._lines = SnapshotLines([line])
-    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
+    taking._book._taken[1, 1] = TakenSnapshot(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
     taking._prove()
     assert asked == [], "nothing has committed"
     last_commit = Lsn(0x6000)
@@ -236,7 +236,7 @@ def test_what_the_streams_ddl_has_ended_is_taken_again_and_stands_longer_once_th
 
     taking._survey = survey
     taking._lines, taking._is_ready = SnapshotLines([line]), True
-    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
+    taking._book._taken[1, 1] = TakenSnapshot(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
     for _ in range(2):
         prove()
     assert {call[0] for call in told} == {"prove"} and not taking._is_changed
@@ -267,7 +267,7 @@ def test_an_end_that_a_look_finds_waits_for_the_ddls_message_and_tells_the_sink_
     delivered = iter([Lsn(0x6000), Lsn(0x7000), Lsn(0x9000)])
     taking._delivered = lambda: (next(delivered), Lsn(0))
     taking._lines = SnapshotLines([line])
-    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
+    taking._book._taken[1, 1] = TakenSnapshot(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
     taking._witnessed = Witnessed(7, Lsn(0x5000))
     changed = dataclasses.replace(published, row_filter="id > 5")
     look = Look(Lsn(0x8000), frozenset(), waits_for_standby=False, at_s=0.0)
@@ -276,7 +276,7 @@ def test_an_end_that_a_look_finds_waits_for_the_ddls_message_and_tells_the_sink_
     assert told[0] == ("end", line, reason, taking._witnessed) and list(delivered) == []
     # TRUNCATE of a partition leaves no message.
     parted = dataclasses.replace(published, leaves=(Leaf(2, "public", "t1", 1, 8192),))
-    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(parted))
+    taking._book._taken[1, 1] = TakenSnapshot(Generation(RELATION, 1, BOUNDS, None), signature_of(parted))
     assert not taking._book.leaves_messages(line)
     told.clear()
     taking._lines, taking._witnessed = SnapshotLines([line]), None
@@ -296,7 +296,7 @@ def test_columns_that_a_look_finds_are_told_when_the_log_is_whole_up_to_it_and_n
     taking._tables = tables = Told()
     told = tables.calls
     taking._lines = SnapshotLines([line])
-    taking._book._taken[1, 1] = Taken(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
+    taking._book._taken[1, 1] = TakenSnapshot(Generation(RELATION, 1, BOUNDS, None), signature_of(published))
 
     def look(lsn: int, delivered: int) -> None:
         taking._delivered = lambda: (Lsn(delivered), Lsn(0x9000))
@@ -343,7 +343,7 @@ def test_a_finished_repair_tells_what_it_read_and_carried_and_is_no_table_that_w
     told: list[Any] = []
     taking._notify, taking._lines = told.append, SnapshotLines([])
     generation = Generation(RELATION, 2, BOUNDS)
-    taking._handle(TableTaken(Committed(1, 3), generation, 100, 1 << 30, n_carried=1_900))
+    taking._handle(TableTaken(SnapshotCommitted(1, 3), generation, 100, 1 << 30, n_carried=1_900))
     (event,) = told
     assert event == (
         "table public.t: a key range is repaired: 100 rows read from the source, 1,900 rows carried over"

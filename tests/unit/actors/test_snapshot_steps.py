@@ -13,7 +13,7 @@ import pytest
 from tests.unit.actors.test_snapshot_coordinator import Told
 from tests.unit.initial_copy.test_snapshot_book import BOUNDS, INITIAL, LAYOUT, source_of, wanted
 from xidstream.actors.snapshots import steps as steps_module
-from xidstream.actors.snapshots.steps import SnapshotSteps, Taken
+from xidstream.actors.snapshots.steps import SnapshotSteps, TableTaken
 from xidstream.pipeline.errors import (
     ColumnNameClash,
     LoginRefused,
@@ -30,7 +30,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.initial_copy.copy_schedule import (
     Carried,
     Carry,
-    Commit,
+    CommitSnapshot,
     Dropped,
     Failed,
     Hold,
@@ -192,10 +192,10 @@ def test_the_former_generation_ends_before_the_new_one_is_committed(
         done.append,
     )
     monkeypatch.setattr(steps._actors, "hold", lambda method, *_: done.append(method))
-    steps._watched(steps._commit, Commit(source_of(7), BOUNDS, 3, (), 0), 7)
+    steps._watched(steps._commit, CommitSnapshot(source_of(7), BOUNDS, 3, (), 0), 7)
     steps.close()
     assert done[:2] == ["confirm", "end the former of public.t7"] and done[2][0] == "commit"
-    assert isinstance(done[3], Taken) and done[3].generation.number == 2
+    assert isinstance(done[3], TableTaken) and done[3].generation.number == 2
 
 
 def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_is_left_of_it_removed(
@@ -222,7 +222,7 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
     held = HeldSnapshot("snapshot", BOUNDS, source_of(7), by_range=True)
     monkeypatch.setattr(steps._actors, "hold", lambda method, *_: held if method == "hold" else None)
     steps._watched(steps._hold, Hold(source_of(7), 3, False), 7)
-    steps._watched(steps._commit, Commit(source_of(7), BOUNDS, 3, (), 0), 7)
+    steps._watched(steps._commit, CommitSnapshot(source_of(7), BOUNDS, 3, (), 0), 7)
     assert [type(event) for event in reported] == [TableHeld, Failed]
     assert book.unfinished([]) == [] and read_taken(storage, LAYOUT) == []
     steps._release(Release(7, discarded=3))
@@ -346,8 +346,8 @@ def test_a_repair_is_committed_without_its_table_being_held_and_told_with_what_i
     steps = SnapshotSteps(
         Config(slot="orders"), book, tables, lambda _: 1, lambda _: None, reported.append, reported.append
     )
-    steps._watched(steps._commit, Commit(source_of(7), BOUNDS, 3, (), 10, 90, REPAIR), 7)
+    steps._watched(steps._commit, CommitSnapshot(source_of(7), BOUNDS, 3, (), 10, 90, REPAIR), 7)
     steps.close()
     (taken,) = reported
-    assert isinstance(taken, Taken) and (taken.n_rows, taken.n_carried) == (10, 90)
+    assert isinstance(taken, TableTaken) and (taken.n_rows, taken.n_carried) == (10, 90)
     assert [each.where for each in read_taken(storage, LAYOUT)] == [REPAIR.key_filter]

@@ -32,7 +32,7 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
 )
 from xidstream.pipeline.parked import BadTable, ParkedTable
-from xidstream.pipeline.parquet import Commit, RowFile
+from xidstream.pipeline.parquet import CommitStamp, RowFile
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import internal_schema
@@ -44,7 +44,7 @@ from xidstream.pipeline.storage.segment_file import write_segment
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import Committed, CommittedPrepared, Prepared, RolledBackPrepared
 from xidstream.pipeline.stream.cut_routing import TicketedCut
-from xidstream.pipeline.transactions.sealed import nothing
+from xidstream.pipeline.transactions.sealed import empty_unit
 
 __all__ = ["relation"]
 
@@ -172,7 +172,7 @@ def test_nothing_behind_a_parked_tables_first_commit_is_released_before_the_park
         await sequencer.open(reader.tell, AT_5, None)
         loop = (await sequencer.sink_opened(Lsn(0), 0)).loop
         filled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        filled.set_result(dataclasses.replace(nothing(end), bad_tables=(bad,)))
+        filled.set_result(dataclasses.replace(empty_unit(end), bad_tables=(bad,)))
         await sequencer.submit([TicketedCut(0, Committed(end, False), filled)])
         batch = await sequencer.next_batch(60, loop)
         record = read_progress(Storage(str(tmp_path)), Layout(1, "s", "e"))
@@ -198,7 +198,7 @@ def test_content_that_comes_with_its_entry_has_its_place_in_the_order(tmp_path: 
         await sequencer.open(reader.tell, AT_5, None)
         loop = (await sequencer.sink_opened(Lsn(0), 0)).loop
         entries = [
-            TicketedCut(i, Committed(end, True), dataclasses.replace(nothing(end), n_rows=i + 1))
+            TicketedCut(i, Committed(end, True), dataclasses.replace(empty_unit(end), n_rows=i + 1))
             for i, end in enumerate(ends)
         ]
         assert all(entry.has_content for entry in entries)
@@ -463,9 +463,9 @@ def test_a_transaction_in_segments_is_not_little_to_a_reader_that_waits_for_cred
         made = sequence(config)
         await made.open(Reader().tell, AT_5, None)
         loop = (await made.sink_opened(Lsn(0), 0)).loop
-        content = nothing(TransactionEnd(Xid(7), Lsn(100), Lsn(104), 0))
+        content = empty_unit(TransactionEnd(Xid(7), Lsn(100), Lsn(104), 0))
         if is_spilled:
-            content = dataclasses.replace(content, segments=(SegmentPart(segment, Commit(Lsn(100), 0)),))
+            content = dataclasses.replace(content, segments=(SegmentPart(segment, CommitStamp(Lsn(100), 0)),))
         made._order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
         made._order.fill(0, content)
         batch = await made.next_batch(5, loop)
@@ -490,8 +490,8 @@ def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
         made = sequence(Config())
         order = made._order
         order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
-        content = nothing(TransactionEnd(Xid(7), Lsn(100), Lsn(104), 0))
-        part = SegmentPart(segment, Commit(Lsn(100), 0))
+        content = empty_unit(TransactionEnd(Xid(7), Lsn(100), Lsn(104), 0))
+        part = SegmentPart(segment, CommitStamp(Lsn(100), 0))
         order.fill(0, dataclasses.replace(content, segments=(part,)))
         entries = order.to_write(1, 1)
         end = entries[0].end

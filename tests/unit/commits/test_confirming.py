@@ -21,7 +21,7 @@ from xidstream.pipeline.storage.progress import read_progress
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import Committed, CommittedPrepared, Position, Prepared
 from xidstream.pipeline.stream.cut_routing import TicketedCut
-from xidstream.pipeline.transactions.sealed import nothing
+from xidstream.pipeline.transactions.sealed import empty_unit
 
 OPENED = opened_at(5, 10_000)
 DEADLINE_S = 60
@@ -166,7 +166,7 @@ def test_prepared_transactions_that_are_read_hold_up_no_confirmation(
 
     def content_of(self: SlotStorage, prepared: PreparedTransaction, end: TransactionEnd) -> Any:
         assert may_end.wait(DEADLINE_S)
-        return nothing(end)
+        return empty_unit(end)
 
     monkeypatch.setattr(SlotStorage, "content_of", content_of)
 

@@ -18,7 +18,7 @@ from xidstream.pipeline.parked import BadTable, ParkedTable
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
-from xidstream.pipeline.transactions.sealed import undeliverable
+from xidstream.pipeline.transactions.sealed import undeliverable_unit
 
 RELATION = RelationVersion(7, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 23, -1, True),))
 SOON = JoinRule(step=1, single_entries=3, least_units=2, most_units=4)
@@ -194,7 +194,7 @@ def test_what_cannot_be_delivered_is_not_joined() -> None:
     order = make_order()
     ready(order, 0, 1)
     add(order, 2, 300)
-    order.fill(2, undeliverable(PoisonedChange("bad")))
+    order.fill(2, undeliverable_unit(PoisonedChange("bad")))
     ready(order, 3, 4)
     join_all(order)
     assert delivered(order) == [700, 701]

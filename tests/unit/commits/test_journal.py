@@ -11,7 +11,7 @@ import pytest
 from tests.unit.commits.test_joining import SOON, together
 from tests.unit.commits.test_order import add, content
 from xidstream.pipeline.commits import journal_merging
-from xidstream.pipeline.commits.entries import NO_TICKET, Entry, EntryState, Kind
+from xidstream.pipeline.commits.entries import NO_TICKET, Entry, EntryKind, EntryState
 from xidstream.pipeline.commits.journal import DamagedFile, Journal
 from xidstream.pipeline.commits.journal_merging import FREE_FILES, WHOLE_BYTES, is_small
 from xidstream.pipeline.commits.journal_policy import BEHIND_WAL_BYTES, PACE_S, JournalPolicy
@@ -28,7 +28,7 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.transactions.sealed import undeliverable
+from xidstream.pipeline.transactions.sealed import undeliverable_unit
 
 RELATION = RelationVersion(7, "public", "t", ReplicaIdentity.DEFAULT, (Column("id", 23, -1, True),))
 
@@ -144,7 +144,7 @@ def test_nothing_is_written_past_a_unit_that_is_not_ready_a_hold_or_poison() -> 
     order.resolve(1)
     add(order, 3, 400)
     assert [entry.ticket for entry in order.to_write(10**9, 100)] == [0, 2]
-    order.fill(3, undeliverable(PoisonedChange("bad")))
+    order.fill(3, undeliverable_unit(PoisonedChange("bad")))
     write(order)
     assert order.confirmed_lsn == 304 and order.oldest_ready_s is None
     assert order.undeliverable is None, "what is before it is not in the sink"
@@ -363,7 +363,7 @@ def test_any_order_of_events_releases_each_unit_once_and_in_order(
                     absorbed = order.journal.to_absorb(0)
                     before = [unit for each in absorbed for unit in stored[each.number]]
                     new = [(e.end, e.content, xids([e.content])) for e in entries if e.content is not None]
-                    ends = [Entry(NO_TICKET, Kind.UNIT, end) for end, _, _ in (*before, *new)]
+                    ends = [Entry(NO_TICKET, EntryKind.UNIT, end) for end, _, _ in (*before, *new)]
                     next_number = max(next_number, *stored, -1) + 1
                     file = file_of(next_number, ends)
                     stored[file.number] = [*before, *new]
@@ -413,7 +413,7 @@ def _deduplicated(sink: list[int]) -> list[int]:
 
 def journal_of(*numbers: int, file_bytes: int = 4_000) -> Journal:
     ends = [
-        [Entry(NO_TICKET, Kind.UNIT, UnitEnd(Lsn(100 * n), Lsn(100 * n), Lsn(100 * n + 4), 1))]
+        [Entry(NO_TICKET, EntryKind.UNIT, UnitEnd(Lsn(100 * n), Lsn(100 * n), Lsn(100 * n + 4), 1))]
         for n in numbers
     ]
     keys = [(f"segment {n}",) for n in numbers]
@@ -442,7 +442,7 @@ def test_the_files_of_a_long_capture_stay_few() -> None:
         absorbed = journal.to_absorb(n_bytes)
         lsn += 100
         file_bytes = n_bytes + sum(each.file_bytes for each in absorbed)
-        entry = Entry(0, Kind.UNIT, UnitEnd(Lsn(lsn), Lsn(lsn), Lsn(lsn + 4), 1))
+        entry = Entry(0, EntryKind.UNIT, UnitEnd(Lsn(lsn), Lsn(lsn), Lsn(lsn + 4), 1))
         entry.state, entry.content = EntryState.READY, in_memory(7)
         file = replace(
             file_of(number, [entry]), file_bytes=file_bytes, n_bytes=file_bytes, first_commit_lsn=Lsn(lsn)
@@ -463,7 +463,7 @@ def test_files_between_large_ones_stay_few() -> None:
         new_bytes = 9 << 20 if number % 10 == 9 else 2_000
         absorbed = journal.to_absorb(new_bytes)
         lsn = Lsn(100 * (number + 1))
-        entry = Entry(0, Kind.UNIT, UnitEnd(lsn, lsn, Lsn(lsn + 4), 1), EntryState.READY, in_memory(7))
+        entry = Entry(0, EntryKind.UNIT, UnitEnd(lsn, lsn, Lsn(lsn + 4), 1), EntryState.READY, in_memory(7))
         file_bytes = new_bytes + sum(each.file_bytes for each in absorbed)
         journal.append(replace(file_of(number, [entry]), file_bytes=file_bytes), [entry], absorbed)
     assert len(journal.files) <= 400 + FREE_FILES + 20

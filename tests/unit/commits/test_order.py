@@ -20,10 +20,10 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
     Undeliverable,
 )
-from xidstream.pipeline.parquet import Commit, RowFile
+from xidstream.pipeline.parquet import CommitStamp, RowFile
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
-from xidstream.pipeline.transactions.sealed import transaction_row, undeliverable
+from xidstream.pipeline.transactions.sealed import transaction_row, undeliverable_unit
 
 
 def content(n_rows: int = 1, n_bytes: int = 10, xid: int = 700) -> Sealed:
@@ -54,7 +54,7 @@ def test_poison_stands_in_the_order_behind_all_that_committed_before_it() -> Non
     order = make_order(rows=1)
     for ticket in range(4):
         add(order, ticket, 100 * (ticket + 1))
-    order.fill(2, undeliverable(PoisonedChange("bad")))
+    order.fill(2, undeliverable_unit(PoisonedChange("bad")))
     order.fill(3, content())
     assert order.undeliverable is None and order.next_batch() is None, "what came first is not there yet"
     order.fill(1, content())
@@ -456,4 +456,4 @@ def test_segments_of_a_prepared_transaction_are_stamped_with_its_commit() -> Non
     parts = stamp_segments(record, TransactionEnd(Xid(700), Lsn(100), Lsn(104), 5_000, gid="g"))
     assert tuple(part.segment for part in parts) == segments
     assert [part.n_rows for part in parts] == [10, 11, 12]
-    assert {part.commit for part in parts} == {Commit(100, 5_000)}
+    assert {part.commit for part in parts} == {CommitStamp(100, 5_000)}

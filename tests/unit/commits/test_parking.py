@@ -12,7 +12,7 @@ from xidstream.pipeline.commits.parking import Parking
 from xidstream.pipeline.errors import PoisonedChange
 from xidstream.pipeline.exchange import MemoryPart, Sealed, Segment, SegmentPart, Undeliverable
 from xidstream.pipeline.parked import BadTable, ParkedTable, behind_sink, resumed
-from xidstream.pipeline.parquet import Commit, RowFile
+from xidstream.pipeline.parquet import CommitStamp, RowFile
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
@@ -40,7 +40,7 @@ def in_memory(relation: RelationVersion, n_rows: int, first_lsn: int) -> MemoryP
 
 def spilled(relation: RelationVersion, n_rows: int, lsn: int) -> SegmentPart:
     file = RowFile(n_rows, N_BYTES, "0", 0, ())
-    return SegmentPart(Segment(f"{relation.table}-{lsn}", relation, file), Commit(lsn, 0))
+    return SegmentPart(Segment(f"{relation.table}-{lsn}", relation, file), CommitStamp(lsn, 0))
 
 
 def unit(

@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 from xidstream.pipeline.delta import upkeep
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
-from xidstream.pipeline.delta.upkeep import Pace, Step, Upkeep
+from xidstream.pipeline.delta.upkeep import Upkeep, UpkeepPace, UpkeepStep
 from xidstream.pipeline.log_tables import clustered_files, small_files
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.layout import LAYOUT
@@ -63,7 +63,7 @@ def middling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_files, "MIDDLING", classes)
     monkeypatch.setattr(upkeep, "MIDDLING", classes)
     monkeypatch.setattr(small_files, "CLUSTERED_BYTES", 6_000)
-    monkeypatch.setattr(upkeep, "PACES", {Step.LOG: Pace(1, 0)})
+    monkeypatch.setattr(upkeep, "PACES", {UpkeepStep.LOG: UpkeepPace(1, 0)})
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 from xidstream.pipeline.delta import delta_table, upkeep
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
-from xidstream.pipeline.delta.upkeep import Pace, Schedule, Step, Upkeep
+from xidstream.pipeline.delta.upkeep import Schedule, Upkeep, UpkeepPace, UpkeepStep
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.log_tables import attempt_files, small_files
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -55,7 +55,7 @@ def location(tmp_path: Path) -> Location:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each commit makes both steps due."""
-    monkeypatch.setattr(upkeep, "PACES", {step: Pace(1, 0) for step in Step})
+    monkeypatch.setattr(upkeep, "PACES", {step: UpkeepPace(1, 0) for step in UpkeepStep})
 
 
 class Kept:
@@ -114,8 +114,10 @@ def test_schedule_of_a_table_with_one_commit_a_second() -> None:
         schedule.note(second)
         if steps := schedule.take(float(second)):
             took[second] = steps
-    assert [second for second, steps in took.items() if Step.LOG in steps] == list(range(50, 5_001, 100))
-    assert [second for second, steps in took.items() if Step.FILES in steps] == [1_000, 4_600]
+    assert [second for second, steps in took.items() if UpkeepStep.LOG in steps] == list(
+        range(50, 5_001, 100)
+    )
+    assert [second for second, steps in took.items() if UpkeepStep.FILES in steps] == [1_000, 4_600]
 
 
 def test_schedule_of_a_table_that_catches_up_asks_once_a_minute() -> None:
@@ -123,7 +125,7 @@ def test_schedule_of_a_table_that_catches_up_asks_once_a_minute() -> None:
     for commits in range(1, 20_001):
         now_s = commits / 100
         schedule.note(7 + commits)
-        if Step.LOG in schedule.take(now_s):
+        if UpkeepStep.LOG in schedule.take(now_s):
             took_s.append(now_s)
     assert len(took_s) == 4
     assert min(b - a for a, b in itertools.pairwise(took_s)) >= 60
@@ -133,7 +135,7 @@ def test_schedule_of_a_table_that_catches_up_asks_once_a_minute() -> None:
 def test_log_is_shortened_beside_the_commits_and_the_table_is_what_it_was(
     keeping: list[Upkeep], location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "PACES", {Step.LOG: Pace(100, 0, offset=50)})
+    monkeypatch.setattr(upkeep, "PACES", {UpkeepStep.LOG: UpkeepPace(100, 0, offset=50)})
     table = kept(keeping, location, NO_TIME)
     table.commit(1, 120)
     assert log_versions(location)[0] == 0, "a reader may be at what the checkpoint of version 99 replaced"
@@ -162,7 +164,7 @@ def test_commits_of_others_below_the_root_leave_the_log_to_the_upkeep(location: 
 def test_log_stays_where_its_table_says_so(
     keeping: list[Upkeep], location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "PACES", {step: Pace(100, 0) for step in Step})
+    monkeypatch.setattr(upkeep, "PACES", {step: UpkeepPace(100, 0) for step in UpkeepStep})
     table = kept(keeping, location, NO_TIME)
     DeltaTable(location.uri).alter.set_table_properties(
         {"delta.enableExpiredLogCleanup": "false", REMOVED_FILES: "interval 1 days"}
@@ -277,7 +279,7 @@ def middling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_files, "MIDDLING", (SizeClass(2_000, 1 << 20, 4),))
     monkeypatch.setattr(upkeep, "MIDDLING", (SizeClass(2_000, 1 << 20, 4),))
     monkeypatch.setattr(small_files, "SIZE_CLASSES", (SizeClass(0, 1_000, 1_000),))
-    monkeypatch.setattr(upkeep, "PACES", {Step.LOG: Pace(1, 0)})
+    monkeypatch.setattr(upkeep, "PACES", {UpkeepStep.LOG: UpkeepPace(1, 0)})
 
 
 def large_row(lsn: int) -> dict[str, object]:

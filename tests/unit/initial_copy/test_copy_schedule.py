@@ -11,11 +11,9 @@ import pytest
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.initial_copy.copy_schedule import (
     Action,
-    Again,
     Carried,
     Carry,
-    Commit,
-    Committed,
+    CommitSnapshot,
     CopySchedule,
     Dropped,
     Failed,
@@ -24,6 +22,8 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Read,
     ReaderLost,
     Release,
+    Retry,
+    SnapshotCommitted,
     TableHeld,
     TableState,
     Wanted,
@@ -71,14 +71,14 @@ def _taken(course: CopySchedule, source: PublishedSource) -> tuple[Hold, list[Ac
 def test_a_table_is_committed_once_when_all_its_ranges_are_read() -> None:
     course = CopySchedule(2)
     _, actions = _taken(course, _source(1, n_mib=5))
-    commits: list[Commit] = []
+    commits: list[CommitSnapshot] = []
     while reads := _only(actions, Read):
         assert len(reads) <= 2
         actions = [action for read in reads for action in course.handle(_read(read))]  # type: ignore[arg-type]
-        commits += _only(actions, Commit)  # type: ignore[arg-type]
+        commits += _only(actions, CommitSnapshot)  # type: ignore[arg-type]
     (commit,) = commits
     assert len(commit.files) == 5 and commit.n_rows == 50 and commit.bounds == BOUNDS
-    assert course.handle(Committed(1, commit.attempt)) == [Release(1)]
+    assert course.handle(SnapshotCommitted(1, commit.attempt)) == [Release(1)]
     assert not course.tables
 
 
@@ -100,7 +100,7 @@ def test_a_failed_table_is_taken_from_its_beginning_when_it_has_rested() -> None
     assert course.handle(Failed(1, hold.attempt)) == [Release(1, discarded=hold.attempt)]
     assert course.tables[1].state is TableState.RESTING
     assert course.handle(_read(read)) == [], "a reader's late report counts for nothing"
-    (again,) = course.handle(Again(1))
+    (again,) = course.handle(Retry(1))
     assert isinstance(again, Hold) and again.attempt > hold.attempt
     assert course.handle(_read(read)) == []
     actions = course.handle(_held(again))
@@ -116,7 +116,7 @@ def test_a_table_that_changed_before_its_lock_is_held_next_as_it_is_then() -> No
     course.handle(Failed(1, hold.attempt))
     changed = _source(1, n_mib=7)
     assert course.handle(Wanted(changed, wait_for_writers=True)) == []
-    (again,) = course.handle(Again(1))
+    (again,) = course.handle(Retry(1))
     assert isinstance(again, Hold) and again.source is changed and again.wait_for_writers
     course.handle(Wanted(_source(1), wait_for_writers=False))
     assert course.tables[1].source is changed, "what is being held stays what it is"
@@ -136,7 +136,7 @@ def test_of_a_dropped_table_that_is_being_committed_no_file_is_removed() -> None
     for read in reads:
         assert isinstance(read, Read)
         actions = course.handle(_read(read))
-    assert len(_only(actions, Commit)) == 1
+    assert len(_only(actions, CommitSnapshot)) == 1
     assert course.handle(Dropped(1)) == [Release(1)]
 
 
@@ -158,7 +158,7 @@ def test_a_partitioned_table_without_partitions_is_committed_without_files() -> 
     course = CopySchedule(1)
     source = PublishedSource(_source(1).relation, "table:1", None, ())
     _, (commit,) = _taken(course, source)
-    assert isinstance(commit, Commit) and commit.files == ()
+    assert isinstance(commit, CommitSnapshot) and commit.files == ()
 
 
 def test_an_illegal_report_raises_and_changes_nothing() -> None:
@@ -167,7 +167,7 @@ def test_an_illegal_report_raises_and_changes_nothing() -> None:
     with pytest.raises(UsageError, match=r"public\.t1: it is reading.*holding was expected"):
         course.handle(_held(hold))
     with pytest.raises(UsageError, match="committing was expected"):
-        course.handle(Committed(1, hold.attempt))
+        course.handle(SnapshotCommitted(1, hold.attempt))
     assert course.tables[1].state is TableState.READING
 
 
@@ -188,7 +188,7 @@ def test_any_order_of_losses_commits_each_table_once_with_each_range_once(seed: 
         assert steps < 5_000, "it does not come to an end"
         resting = [table.relid for table in course.tables.values() if table.state is TableState.RESTING]
         if not pending:
-            pending += course.handle(Again(dice.choice(resting)))
+            pending += course.handle(Retry(dice.choice(resting)))
             continue
         assert sum(isinstance(action, Read) for action in pending) <= n_readers + steps
         action = pending.pop(dice.randrange(len(pending)))
@@ -203,14 +203,14 @@ def test_any_order_of_losses_commits_each_table_once_with_each_range_once(seed: 
             event = _read(action) if roll < 0.8 else ReaderLost(relid, action.attempt, number)
             if roll > 0.97:
                 event = Failed(relid, action.attempt)
-        elif isinstance(action, Commit):
+        elif isinstance(action, CommitSnapshot):
             relid = action.source.relation.relid
             if dice.random() < 0.2:
                 event = Failed(relid, action.attempt)
             else:
                 assert relid not in committed
                 committed[relid] = action.files
-                event = Committed(relid, action.attempt)
+                event = SnapshotCommitted(relid, action.attempt)
         else:
             continue
         pending += course.handle(event)
@@ -245,11 +245,11 @@ def test_a_repair_is_carried_when_its_range_is_read_and_then_committed_with_the_
     assert (carry.repair, carry.first_number, carry.bounds) == (REPAIR, 1, BOUNDS)
     assert course.handle(Wanted(_source(1), False, REPAIR)) == [], "it is asked for until it is done"
     (commit,) = course.handle(Carried(1, carry.attempt, ("rest",), 90))
-    assert isinstance(commit, Commit) and commit.files == (f"1/{carry.attempt}/0", "rest")
+    assert isinstance(commit, CommitSnapshot) and commit.files == (f"1/{carry.attempt}/0", "rest")
     assert (commit.n_rows, commit.n_carried, commit.repair) == (10, 90, REPAIR)
     assert course.tables[1].n_bytes == course.tables[1].n_bytes_read == 0
     assert course.handle(Wanted(_source(1), False)) == [], "what is committed stays"
-    course.handle(Committed(1, commit.attempt))
+    course.handle(SnapshotCommitted(1, commit.attempt))
     assert not course.tables
 
 
@@ -278,5 +278,5 @@ def test_a_carrying_that_is_refused_leaves_the_course_and_its_files() -> None:
     assert course.handle(Dropped(1)) == [Release(1, carry.attempt)] and not course.tables
     carry = _carrying(course, _source(1), REPAIR)
     assert course.handle(Failed(1, carry.attempt)) == [Release(1, carry.attempt)]
-    (hold,) = course.handle(Again(1))
+    (hold,) = course.handle(Retry(1))
     assert isinstance(hold, Hold) and hold.repair == REPAIR

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from xidstream.pipeline.parquet import Commit, RowFile, unbound, write_rows
+from xidstream.pipeline.parquet import CommitStamp, RowFile, unbound, write_rows
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity, rows
 from xidstream.pipeline.schema.builtin_types import BY_ARRAY_OID, BY_OID
 from xidstream.pipeline.schema.rows import Stamp
 
 NUMERIC, NUMERIC_ARRAY = 1700, 1231
 XID = 700
-COMMIT = Commit(0x1_16B3748, 1_700_000_000_123_456)
+COMMIT = CommitStamp(0x1_16B3748, 1_700_000_000_123_456)
 NAMES = (
     "a.b",
     "a",
@@ -118,7 +118,7 @@ def batches(table: RelationVersion, *sizes: int, seed: int = 1) -> list[pa.Recor
 
 
 def released(
-    table: RelationVersion, internal_batches: list[pa.RecordBatch], commit: Commit = COMMIT
+    table: RelationVersion, internal_batches: list[pa.RecordBatch], commit: CommitStamp = COMMIT
 ) -> pa.Table:
     """What a handler gets of rows that were never written: the oracle."""
     stamp = Stamp.of_one(commit.commit_lsn, commit.commit_timestamp_us, XID)

@@ -19,7 +19,7 @@ import pytest
 from tests.unit.parquet.files import COMMIT, NAMES, XID, batches, every_type, relation, released, write
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, UsageError
 from xidstream.pipeline.parquet import (
-    Commit,
+    CommitStamp,
     FilledOtherwise,
     FillRefused,
     RowFile,
@@ -37,7 +37,7 @@ from xidstream.pipeline.parquet.row_file import LATE_COLUMNS, PLACEHOLDERS, enco
 from xidstream.pipeline.schema import RelationVersion, rows
 
 SIMPLE = relation(("id", 20), ("note", 25), ("days", 1182))
-OTHER = Commit(COMMIT.commit_lsn + 1, COMMIT.commit_timestamp_us)
+OTHER = CommitStamp(COMMIT.commit_lsn + 1, COMMIT.commit_timestamp_us)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "rows.parquet"
 
 
-def read(path: Path, table: RelationVersion, file: RowFile, commit: Commit = COMMIT) -> pa.Table:
+def read(path: Path, table: RelationVersion, file: RowFile, commit: CommitStamp = COMMIT) -> pa.Table:
     found = read_rows(pa.py_buffer(path.read_bytes()), table, file, commit, name="s")
     return pa.Table.from_batches(found, rows.contract_schema(table))
 
@@ -124,7 +124,7 @@ def test_a_short_checksum_keeps_its_place(path: Path, n_crc_bytes: int) -> None:
         return max(1, -(-zigzag.bit_length() // 7))
 
     lsn = next(lsn for lsn in range(1 << 30, 1 << 31) if crc_bytes(lsn) == n_crc_bytes)
-    commit = Commit(lsn, COMMIT.commit_timestamp_us)
+    commit = CommitStamp(lsn, COMMIT.commit_timestamp_us)
     made = batches(SIMPLE, 30)
     file = write(path, SIMPLE, made)
     fill(path, file, commit, name="s")
@@ -321,7 +321,7 @@ def test_another_commit_is_refused_and_nothing_is_changed(path: Path) -> None:
     file = write(path, SIMPLE, batches(SIMPLE, 100), row_group_bytes=4_000)
     fill(path, file, COMMIT, name="s")
     filled = path.read_bytes()
-    for other in (OTHER, Commit(COMMIT.commit_lsn, COMMIT.commit_timestamp_us - 1)):
+    for other in (OTHER, CommitStamp(COMMIT.commit_lsn, COMMIT.commit_timestamp_us - 1)):
         with pytest.raises(FilledOtherwise, match="another commit"):
             fill(path, file, other, name="s")
         with pytest.raises(FilledOtherwise, match="another commit"):

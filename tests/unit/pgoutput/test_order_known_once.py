@@ -12,14 +12,14 @@ from tests.wire import T0_US, text_tuple
 from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block, scan
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.pgoutput.grammar import ELSEWHERE, TRANSITIONS, State
+from xidstream.pipeline.pgoutput.grammar import ELSEWHERE, TRANSITIONS, StreamState
 from xidstream.pipeline.pgoutput.message_buffer import IN_PLAIN, IN_ROWS, LOOK, OUTSIDE
 from xidstream.pipeline.pgoutput.message_buffer import TRANSITIONS as LOOP_TABLE
 from xidstream.pipeline.pgoutput.messages import Begin, Commit, LogicalMessage, MessageType, Origin
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.stream import StreamCutter
 
-STATES = {OUTSIDE: State.OUTSIDE, IN_PLAIN: State.IN_TRANSACTION, IN_ROWS: State.IN_STREAM}
+STATES = {OUTSIDE: StreamState.OUTSIDE, IN_PLAIN: StreamState.IN_TRANSACTION, IN_ROWS: StreamState.IN_STREAM}
 RELATION = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("a", 25, -1, True, None),))
 INSIDE = {
     "B": Begin(Lsn(0x100), T0_US, Xid(7)),
@@ -42,13 +42,13 @@ def test_the_loop_over_libpq_moves_as_the_grammar_does_or_gives_the_message_out(
 @pytest.mark.parametrize(
     ("moves", "states", "kept"),
     [
-        (scan.PLAIN_BLOCK, (State.OUTSIDE, State.IN_TRANSACTION), b"BCOIUDTM"),
-        (scan.TRANSACTION_BLOCK, (State.IN_STREAM,), b"IUDTM"),
+        (scan.PLAIN_BLOCK, (StreamState.OUTSIDE, StreamState.IN_TRANSACTION), b"BCOIUDTM"),
+        (scan.TRANSACTION_BLOCK, (StreamState.IN_STREAM,), b"IUDTM"),
     ],
     ids=["plain", "transaction"],
 )
 def test_a_block_may_hold_what_the_grammar_allows_of_what_blocks_are_made_of(
-    moves: np.ndarray, states: tuple[State, ...], kept: bytes
+    moves: np.ndarray, states: tuple[StreamState, ...], kept: bytes
 ) -> None:
     for i, state in enumerate(states):
         for kind in range(256):
@@ -64,9 +64,9 @@ def block_of(letters: str) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(b"".join(messages), np.uint8), np.array([len(m) for m in messages], np.int32)
 
 
-def grammar_takes(letters: str, *, state: State) -> bool:
+def grammar_takes(letters: str, *, state: StreamState) -> bool:
     grammar = new_grammar()
-    if state is State.IN_STREAM:
+    if state is StreamState.IN_STREAM:
         grammar.on_control(ord("S"), Xid(7), first=True)
     try:
         for c in letters:
@@ -91,9 +91,9 @@ def test_the_decoder_takes_exactly_the_plain_blocks_that_the_grammar_takes(
     try:
         decode_plain_block(payload, lengths, {1: RELATION})
     except IllegalTransition:
-        assert not grammar_takes(letters, state=State.OUTSIDE)
+        assert not grammar_takes(letters, state=StreamState.OUTSIDE)
     else:
-        assert grammar_takes(letters, state=State.OUTSIDE)
+        assert grammar_takes(letters, state=StreamState.OUTSIDE)
 
 
 @pytest.mark.parametrize("c", "BCITMm")
@@ -102,14 +102,18 @@ def test_the_decoder_takes_exactly_the_rows_of_a_stream_that_the_grammar_takes(c
     try:
         decode_transaction_block(payload, lengths, {1: RELATION}, streamed=False, xid=7, first_ordinal=0)
     except IllegalTransition:
-        assert not grammar_takes("I" + c, state=State.IN_STREAM)
+        assert not grammar_takes("I" + c, state=StreamState.IN_STREAM)
     else:
-        assert grammar_takes("I" + c, state=State.IN_STREAM)
+        assert grammar_takes("I" + c, state=StreamState.IN_STREAM)
 
 
 REFUSED = [
     (head, MessageType(kind))
-    for head, state in (("", State.OUTSIDE), ("B", State.IN_TRANSACTION), ("BI", State.IN_TRANSACTION))
+    for head, state in (
+        ("", StreamState.OUTSIDE),
+        ("B", StreamState.IN_TRANSACTION),
+        ("BI", StreamState.IN_TRANSACTION),
+    )
     for kind in b"IUDTCEbBSAcpKr"
     if kind not in TRANSITIONS[state]
 ]

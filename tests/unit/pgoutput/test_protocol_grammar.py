@@ -8,7 +8,7 @@ from tests.pgoutput.messages import Delete, Insert, Message, Truncate, TupleData
 from tests.pgoutput.order import new_grammar, open_streams, step
 from xidstream.pipeline.errors import IllegalTransition, UsageError
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.pgoutput.grammar import TRANSITIONS, Grammar, State
+from xidstream.pipeline.pgoutput.grammar import TRANSITIONS, Grammar, StreamState
 from xidstream.pipeline.pgoutput.messages import (
     Begin,
     BeginPrepare,
@@ -69,50 +69,50 @@ def run(story: str) -> Grammar:
     return grammar
 
 
-def take(grammar: Grammar, word: str) -> State:
+def take(grammar: Grammar, word: str) -> StreamState:
     xid, _, subxid = word[1:].partition("/")
     message = message_of(word[0], int(xid or 740), subxid=int(subxid) if subxid else None)
     return step(grammar, message, LSN)
 
 
 LEGAL = {
-    "nothing": ("", State.OUTSIDE, ()),
-    "plain_transaction": ("B1 R I U D T M Y C", State.OUTSIDE, ()),
-    "plain_transaction_that_is_empty": ("B1 C", State.OUTSIDE, ()),
-    "plain_transaction_in_progress": ("B1 I", State.IN_TRANSACTION, ()),
-    "plain_transaction_with_an_origin": ("B1 O R I C", State.OUTSIDE, ()),
-    "origins_of_two_transactions": ("B1 O C B2 O C", State.OUTSIDE, ()),
-    "two_phase": ("b1 O R I P1 K1", State.OUTSIDE, ()),
-    "two_phase_rolled_back": ("b1 I P1 r1", State.OUTSIDE, ()),
-    "empty_prepare": ("b1 P1 K1", State.OUTSIDE, ()),
-    "two_phase_in_progress": ("b1 I", State.IN_PREPARE, ()),
-    "several_prepared_at_once": ("b1 P1 b2 P2 B3 C K2 r1", State.OUTSIDE, ()),
-    "stream": ("S1 R I E s1 I E c1", State.OUTSIDE, ()),
-    "stream_block_in_progress": ("S1 R I", State.IN_STREAM, (1,)),
-    "stream_between_blocks": ("S1 I E", State.OUTSIDE, (1,)),
-    "stream_without_rows": ("S1 E c1", State.OUTSIDE, ()),
-    "stream_with_an_origin": ("S1 O R I E s1 I E c1", State.OUTSIDE, ()),
-    "streams_interleaved": ("S1 I E S2 I E s1 I E B3 I C c2 s1 E c1", State.OUTSIDE, ()),
-    "stream_prepared": ("S1 I E p1 K1", State.OUTSIDE, ()),
-    "stream_prepared_and_rolled_back": ("S1 I E p1 r1", State.OUTSIDE, ()),
-    "abort_of_a_subtransaction_keeps_the_stream": ("S1 I E A1/2 s1 I E", State.OUTSIDE, (1,)),
-    "children_abort_before_their_parent": ("S1 I E A1/3 A1/2 s1 I E c1", State.OUTSIDE, ()),
-    "abort_of_a_subtransaction_never_seen": ("S1 I E A1/99 c1", State.OUTSIDE, ()),
-    "abort_of_the_whole_transaction": ("S1 I E A1/1", State.OUTSIDE, ()),
-    "abort_of_an_unknown_transaction": ("A9/9", State.OUTSIDE, ()),
-    "abort_of_a_subtransaction_of_an_unknown_transaction": ("A9/10 B1 C", State.OUTSIDE, ()),
-    "stray_abort_between_plain_transactions": ("B1 C A9/9 B2 C", State.OUTSIDE, ()),
-    "an_xid_streams_again_after_its_abort": ("S1 E A1/1 S1 E c1", State.OUTSIDE, ()),
-    "commit_prepared_of_a_prepare_before_the_restart": ("K1", State.OUTSIDE, ()),
-    "prepare_of_a_transaction_that_only_locked_rows": ("P1 K1 S2 E P1 r1 c2", State.OUTSIDE, ()),
-    "rollback_prepared_of_a_prepare_never_sent": ("r1", State.OUTSIDE, ()),
+    "nothing": ("", StreamState.OUTSIDE, ()),
+    "plain_transaction": ("B1 R I U D T M Y C", StreamState.OUTSIDE, ()),
+    "plain_transaction_that_is_empty": ("B1 C", StreamState.OUTSIDE, ()),
+    "plain_transaction_in_progress": ("B1 I", StreamState.IN_TRANSACTION, ()),
+    "plain_transaction_with_an_origin": ("B1 O R I C", StreamState.OUTSIDE, ()),
+    "origins_of_two_transactions": ("B1 O C B2 O C", StreamState.OUTSIDE, ()),
+    "two_phase": ("b1 O R I P1 K1", StreamState.OUTSIDE, ()),
+    "two_phase_rolled_back": ("b1 I P1 r1", StreamState.OUTSIDE, ()),
+    "empty_prepare": ("b1 P1 K1", StreamState.OUTSIDE, ()),
+    "two_phase_in_progress": ("b1 I", StreamState.IN_PREPARE, ()),
+    "several_prepared_at_once": ("b1 P1 b2 P2 B3 C K2 r1", StreamState.OUTSIDE, ()),
+    "stream": ("S1 R I E s1 I E c1", StreamState.OUTSIDE, ()),
+    "stream_block_in_progress": ("S1 R I", StreamState.IN_STREAM, (1,)),
+    "stream_between_blocks": ("S1 I E", StreamState.OUTSIDE, (1,)),
+    "stream_without_rows": ("S1 E c1", StreamState.OUTSIDE, ()),
+    "stream_with_an_origin": ("S1 O R I E s1 I E c1", StreamState.OUTSIDE, ()),
+    "streams_interleaved": ("S1 I E S2 I E s1 I E B3 I C c2 s1 E c1", StreamState.OUTSIDE, ()),
+    "stream_prepared": ("S1 I E p1 K1", StreamState.OUTSIDE, ()),
+    "stream_prepared_and_rolled_back": ("S1 I E p1 r1", StreamState.OUTSIDE, ()),
+    "abort_of_a_subtransaction_keeps_the_stream": ("S1 I E A1/2 s1 I E", StreamState.OUTSIDE, (1,)),
+    "children_abort_before_their_parent": ("S1 I E A1/3 A1/2 s1 I E c1", StreamState.OUTSIDE, ()),
+    "abort_of_a_subtransaction_never_seen": ("S1 I E A1/99 c1", StreamState.OUTSIDE, ()),
+    "abort_of_the_whole_transaction": ("S1 I E A1/1", StreamState.OUTSIDE, ()),
+    "abort_of_an_unknown_transaction": ("A9/9", StreamState.OUTSIDE, ()),
+    "abort_of_a_subtransaction_of_an_unknown_transaction": ("A9/10 B1 C", StreamState.OUTSIDE, ()),
+    "stray_abort_between_plain_transactions": ("B1 C A9/9 B2 C", StreamState.OUTSIDE, ()),
+    "an_xid_streams_again_after_its_abort": ("S1 E A1/1 S1 E c1", StreamState.OUTSIDE, ()),
+    "commit_prepared_of_a_prepare_before_the_restart": ("K1", StreamState.OUTSIDE, ()),
+    "prepare_of_a_transaction_that_only_locked_rows": ("P1 K1 S2 E P1 r1 c2", StreamState.OUTSIDE, ()),
+    "rollback_prepared_of_a_prepare_never_sent": ("r1", StreamState.OUTSIDE, ()),
     # Seen on 16.14 and 18.4: an acknowledged prepared transaction, streamed once more after a restart.
-    "acknowledged_prepare_streamed_again_then_committed": ("S1 I E S2 I E c2 K1", State.OUTSIDE, ()),
-    "acknowledged_prepare_streamed_again_then_rolled_back": ("S1 I E r1", State.OUTSIDE, ()),
-    "message_outside": ("m B1 C m", State.OUTSIDE, ()),
-    "relation_outside": ("Y R B1 I C R", State.OUTSIDE, ()),
-    "message_between_stream_blocks": ("S1 E m s1 E c1", State.OUTSIDE, ()),
-    "messages_inside": ("B1 M C S2 M E b3 M P3", State.OUTSIDE, (2,)),
+    "acknowledged_prepare_streamed_again_then_committed": ("S1 I E S2 I E c2 K1", StreamState.OUTSIDE, ()),
+    "acknowledged_prepare_streamed_again_then_rolled_back": ("S1 I E r1", StreamState.OUTSIDE, ()),
+    "message_outside": ("m B1 C m", StreamState.OUTSIDE, ()),
+    "relation_outside": ("Y R B1 I C R", StreamState.OUTSIDE, ()),
+    "message_between_stream_blocks": ("S1 E m s1 E c1", StreamState.OUTSIDE, ()),
+    "messages_inside": ("B1 M C S2 M E b3 M P3", StreamState.OUTSIDE, (2,)),
 }
 
 
@@ -195,12 +195,12 @@ def test_after_an_illegal_message_the_legal_one_still_works() -> None:
             take(grammar, word)
     for word in ("I", "E", "s1", "I", "E", "c1"):
         take(grammar, word)
-    assert grammar.state is State.OUTSIDE
+    assert grammar.state is StreamState.OUTSIDE
     assert not open_streams(grammar)
 
 
 def test_the_table_has_every_state_and_every_type_has_a_place() -> None:
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(StreamState)
     assert set().union(*TRANSITIONS.values()) == set(MessageType)
 
 
@@ -226,9 +226,9 @@ def test_open_streams_tell_where_each_was_first_seen() -> None:
 
 def test_the_fast_path_gives_begin_without_its_xid() -> None:
     grammar = run("S1 E")
-    assert grammar.on_control(ord("B"), None) is State.IN_TRANSACTION
+    assert grammar.on_control(ord("B"), None) is StreamState.IN_TRANSACTION
     assert grammar.xid is None
-    assert grammar.on_control(ord("C")) is State.OUTSIDE
+    assert grammar.on_control(ord("C")) is StreamState.OUTSIDE
     assert tuple(open_streams(grammar)) == (1,)
 
 
@@ -249,7 +249,7 @@ def test_a_call_without_first_or_subxid_is_a_usage_error_and_changes_nothing() -
         grammar.on_control(ord("S"), Xid(1))
     with pytest.raises(UsageError):
         grammar.on_control(ord("A"), Xid(1))
-    assert grammar.state is State.OUTSIDE
+    assert grammar.state is StreamState.OUTSIDE
     assert not open_streams(grammar)
 
 

@@ -11,8 +11,8 @@ from xidstream.pipeline.errors import ExitStatus, SlotLost
 from xidstream.pipeline.exchange import Beginning
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.postgres.beginning import (
+    BeginningVerdict,
     SinkHolds,
-    Verdict,
     Witnesses,
     check_sink,
     gap,
@@ -26,7 +26,7 @@ SLOT_LSN = Lsn(0x500)
 NOBODY = Witnesses(SLOT_LSN)
 
 
-def judged(witnesses: Witnesses, begin_anew: int | None = None) -> Verdict:
+def judged(witnesses: Witnesses, begin_anew: int | None = None) -> BeginningVerdict:
     return verdict("s", "/mnt/xs", witnesses, None if begin_anew is None else Lsn(begin_anew))
 
 
@@ -46,7 +46,7 @@ def judged(witnesses: Witnesses, begin_anew: int | None = None) -> Verdict:
 def test_a_storage_without_a_record_is_a_beginning_where_nobody_knows_of_an_earlier_run(
     knows: dict[str, Any],
 ) -> None:
-    assert judged(dataclasses.replace(NOBODY, **knows)) is Verdict.FIRST
+    assert judged(dataclasses.replace(NOBODY, **knows)) is BeginningVerdict.FIRST
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_one_witness_of_an_earlier_run_is_enough_and_only_the_lsn_that_is_named_
         assert refused.value.policy.exit_status is ExitStatus.TERMINAL
         assert f"`--begin-anew {Lsn(anew_lsn)}`" in refused.value.remedy
         assert "drop" not in refused.value.remedy and "remove" not in refused.value.remedy
-    assert judged(witnesses, anew_lsn) is Verdict.ANEW
+    assert judged(witnesses, anew_lsn) is BeginningVerdict.ANEW
 
 
 def test_behind_pg_upgrade_the_remedy_is_a_new_log_and_says_what_no_log_has() -> None:
@@ -109,7 +109,7 @@ def test_nobody_begins_over_the_only_copy_of_something_whatever_a_person_says() 
 def test_a_run_that_began_anew_and_died_before_its_record_need_not_be_told_again() -> None:
     begun = Beginning(SLOT_LSN, is_anew=True)
     everybody = Witnesses(SLOT_LSN, 7, Lsn(1), begun, 0, (6001,), SinkHolds(3, Lsn(0x400)))
-    assert judged(everybody) is Verdict.ANEW
+    assert judged(everybody) is BeginningVerdict.ANEW
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_sink_that_has_less_than_one_had_is_not_written_to_unless_a_person_say
     with pytest.raises(SlotLost, match=f"up to the commit at 0/400 .*{says}") as refused:
         check_sink("s", Lsn(0x400), sink, Beginning(Lsn(0x100)), Lsn(0x3FF))
     assert "`--begin-anew 0/400`" in refused.value.remedy
-    assert check_sink("s", Lsn(0x400), sink, None, Lsn(0x400)) is Verdict.ANEW
+    assert check_sink("s", Lsn(0x400), sink, None, Lsn(0x400)) is BeginningVerdict.ANEW
     assert check_sink("s", Lsn(0x400), sink, Beginning(Lsn(0x400), is_anew=True), None) is None, "it is noted"
     with pytest.raises(SlotLost):
         check_sink("s", Lsn(0x401), sink, Beginning(Lsn(0x400), is_anew=True), None)

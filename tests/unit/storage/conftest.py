@@ -16,7 +16,7 @@ import pytest
 
 from tests.s3_server import S3Server
 from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment, SegmentPart
-from xidstream.pipeline.parquet import Commit
+from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity, rows
 from xidstream.pipeline.storage.keys import Layout
@@ -108,7 +108,7 @@ def prepared_of(
 
 
 XID = 700
-COMMIT = Commit(0x9000, 1_700_000_000_000_000)
+COMMIT = CommitStamp(0x9000, 1_700_000_000_000_000)
 
 
 def read(storage: Storage, segment: Segment) -> pa.Table:

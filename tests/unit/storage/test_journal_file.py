@@ -34,7 +34,7 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.packs import FEW_TABLES, UnitParts
 from xidstream.pipeline.parked import LeftOutTransaction
-from xidstream.pipeline.parquet import Commit, fill
+from xidstream.pipeline.parquet import CommitStamp, fill
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity, rows
 from xidstream.pipeline.storage.envelope import seal
@@ -50,7 +50,7 @@ from xidstream.pipeline.storage.segment_file import write_messages, write_segmen
 from xidstream.pipeline.storage.storage import Storage
 
 TIMESTAMP_US = 1_700_000_000_123_456
-OF_LARGE = Commit(0x2000, TIMESTAMP_US)
+OF_LARGE = CommitStamp(0x2000, TIMESTAMP_US)
 
 
 class Store(dict[str, pa.Table]):

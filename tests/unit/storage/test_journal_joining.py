@@ -32,7 +32,7 @@ from xidstream.pipeline.parked import LeftOutTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column
 from xidstream.pipeline.storage.journal_file import (
-    StoredRows,
+    JournalRows,
     load_journal_units,
     stored_journal_units,
     verify_journal_file,
@@ -64,7 +64,7 @@ def fetch_from(store: Store):
     def fetch(ref: object):
         if isinstance(ref, JoinedRows):
             return ref.table(fetch)
-        return ref.table() if isinstance(ref, StoredRows) else store.fetch(ref)
+        return ref.table() if isinstance(ref, JournalRows) else store.fetch(ref)
 
     return fetch
 

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.storage.conftest import files_below, prepared_of, read, released
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, Unsupported
 from xidstream.pipeline.exchange import MessageFile, PreparedTransaction, Segment
-from xidstream.pipeline.parquet import Place, RowFile
+from xidstream.pipeline.parquet import PageOffsets, RowFile
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import rows
 from xidstream.pipeline.storage.envelope import seal
@@ -486,7 +486,9 @@ def test_each_segment_keeps_its_own_table_and_the_record_all_its_numbers(relatio
     tables = (relation, other, relation)
     segments = tuple(
         Segment(
-            f"key-{n}", t, RowFile(10 + n, 1000 + n, f"crc32:{n}", n, ((Place(n, 9), Place(20, 30)),) * n)
+            f"key-{n}",
+            t,
+            RowFile(10 + n, 1000 + n, f"crc32:{n}", n, ((PageOffsets(n, 9), PageOffsets(20, 30)),) * n),
         )
         for n, t in enumerate(tables)
     )

@@ -17,7 +17,7 @@ from xidstream.pipeline.snapshot.key_filter import parse_key_filter
 from xidstream.pipeline.storage.cleanup import remove_slot
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.snapshot_record import (
-    Taken,
+    TakenSnapshot,
     cancel,
     forget_request,
     forget_taken,
@@ -34,10 +34,10 @@ LAYOUT = Layout(7, "orders", "epoch")
 BOUNDS = SnapshotBounds(Lsn(99), Lsn(120), 2**40, 2**40 + 9, (2**40 + 3,), 1_700_000_000_000_000)
 
 
-def _taken(relid: int, number: int) -> Taken:
+def _taken(relid: int, number: int) -> TakenSnapshot:
     columns = (Column("id", 20, -1, True), Column("mood", 16400, -1, False, "public.mood"))
     relation = RelationVersion(relid, "public", 'a "table".name', ReplicaIdentity.DEFAULT, columns)
-    return Taken(Generation(relation, number, BOUNDS), {"columns": [["id", 20, -1]]})
+    return TakenSnapshot(Generation(relation, number, BOUNDS), {"columns": [["id", 20, -1]]})
 
 
 def test_a_decision_comes_back_with_the_tables_that_were_published(storage_uri: str) -> None:
@@ -68,7 +68,7 @@ def test_generations_come_back_each_until_it_is_forgotten(storage_uri: str) -> N
 def test_a_primary_key_under_full_comes_back(storage_uri: str) -> None:
     storage = Storage(storage_uri)
     relation = dataclasses.replace(_taken(5, 1).generation.relation, replica_identity=ReplicaIdentity.FULL)
-    keyed = Taken(Generation(relation, 1, BOUNDS, ("id",)), {})
+    keyed = TakenSnapshot(Generation(relation, 1, BOUNDS, ("id",)), {})
     write_taken(storage, LAYOUT, keyed)
     assert read_taken(storage, LAYOUT) == [keyed] and keyed.generation.key == ("id",)
 

@@ -31,7 +31,7 @@ from xidstream.pipeline.exchange import (
     UnitEnd,
 )
 from xidstream.pipeline.parked import BadTable, ParkedTable
-from xidstream.pipeline.parquet import Commit, Place, RowFile
+from xidstream.pipeline.parquet import CommitStamp, PageOffsets, RowFile
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import Poison
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
@@ -42,7 +42,7 @@ from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.storage.beginning_record import read_beginning, write_beginning
 from xidstream.pipeline.storage.envelope import seal
 from xidstream.pipeline.storage.journal_directory import (
-    Directory,
+    JournalDirectory,
     directory_from_json,
     directory_to_json,
 )
@@ -59,7 +59,7 @@ from xidstream.pipeline.storage.resumes import read_resumes, request_resume
 from xidstream.pipeline.storage.server_record import ServerRecord, read_server, write_server
 from xidstream.pipeline.storage.skips import Skip, read_skips, write_skip
 from xidstream.pipeline.storage.snapshot_record import (
-    Taken,
+    TakenSnapshot,
     Wishes,
     cancel,
     read_decision,
@@ -84,7 +84,7 @@ RELATION = RelationVersion(
     ReplicaIdentity.DEFAULT,
     (Column("id", 23, -1, True), Column("Größe", 1700, 655_366, False)),
 )
-FILE = RowFile(10, 1_000, "crc32:00c0ffee", 3, ((Place(20, 9), Place(40, 30)),))
+FILE = RowFile(10, 1_000, "crc32:00c0ffee", 3, ((PageOffsets(20, 9), PageOffsets(40, 30)),))
 SEGMENT = Segment(LAYOUT.segment_key(Xid(700), Lsn(0x1000), 0), RELATION, FILE)
 MESSAGES = MessageFile(LAYOUT.messages_key(Xid(700), Lsn(0x1000), 1), 6, 99, "crc32:0badcafe")
 POISON = Poison(Lsn(0x4E00), "column note of public.t is not UTF-8")
@@ -105,14 +105,14 @@ BOUNDS = SnapshotBounds(Lsn(0x98), Lsn(0x99), 7, 12, (8, 10), 1_700_000_000_000_
 GENERATION = Generation(RELATION, 2, BOUNDS, ("id",))
 SKIP = Skip(Xid(7), Lsn(0x40), NOON, "me", "a bad row", NOON)
 FINISHED = replace(PREPARED, xid=Xid(650), prepare_end_lsn=Lsn(0x1F0))
-DIRECTORY = Directory(
+DIRECTORY = JournalDirectory(
     (
         (
             UnitEnd(Lsn(0x1000), Lsn(0x1000), Lsn(0x1030), 1),
             Sealed(
                 transactions=pa.RecordBatch.from_pylist([], schema=TRANSACTIONS_SCHEMA),
                 memory=(MemoryPart(RELATION, 1, 10, Lsn(0x1000), 2),),
-                segments=(SegmentPart(SEGMENT, Commit(0x1000, 1_700_000_000_000_000)),),
+                segments=(SegmentPart(SEGMENT, CommitStamp(0x1000, 1_700_000_000_000_000)),),
                 messages=(SpilledMessages(MESSAGES, Lsn(0x1000), Xid(700)),),
                 n_rows=11,
                 n_bytes=1_010,
@@ -159,7 +159,7 @@ def write_all(storage: Storage) -> None:
     write_skip(storage, LAYOUT, SKIP)
     request_resume(storage, LAYOUT, 16_400, "public.t")
     write_decision(storage, LAYOUT, Decision(True, {16_400: "p"}))
-    write_taken(storage, LAYOUT, Taken(GENERATION, {"relid": 16_400}))
+    write_taken(storage, LAYOUT, TakenSnapshot(GENERATION, {"relid": 16_400}))
     write_told(storage, LAYOUT, GENERATION)
     cancel(storage, LAYOUT, 16_401, "public.u")
     request(storage, LAYOUT, 16_400, "public.t")
@@ -225,7 +225,7 @@ def test_each_document_is_read_as_it_was_meant(older: Storage) -> None:
     assert read_skips(older, LAYOUT) == (SKIP,)
     assert read_resumes(older, LAYOUT) == {16_400}
     assert read_decision(older, LAYOUT) == Decision(True, {16_400: "p"})
-    assert read_taken(older, LAYOUT) == [Taken(GENERATION, {"relid": 16_400})]
+    assert read_taken(older, LAYOUT) == [TakenSnapshot(GENERATION, {"relid": 16_400})]
     assert read_told(older, LAYOUT) == [GENERATION]
     assert read_wishes(older, LAYOUT) == Wishes({16_400: "public.t"}, {16_401: "public.u"})
     assert MANIFEST.unseal((DOCUMENTS / "prepared.json").read_bytes(), "k") == PREPARED

@@ -24,7 +24,7 @@ from xidstream.pipeline.stream.read_policy import (
     Listen,
     Nap,
     ReadPolicy,
-    Step,
+    ReadStep,
     Wait,
 )
 from xidstream.pipeline.stream.status_pace import ANSWER_INTERVAL_S
@@ -62,11 +62,11 @@ class Reader:
             elif isinstance(action, Listen):
                 self.now_s += 0.0 if self.server_sends else action.seconds
                 self.policy.listened(self.now_s, heard=self.server_sends)
-            elif action in (Step.SEND_STATUS, Step.ASK_POSITION):
+            elif action in (ReadStep.SEND_STATUS, ReadStep.ASK_POSITION):
                 self.policy.sending_status()
                 self.policy.status_sent(self.now_s, taken=True)
 
-    def times_of(self, step: Step) -> list[float]:
+    def times_of(self, step: ReadStep) -> list[float]:
         return [at_s - 100.0 for at_s, action in self.done if action is step]
 
     def idle_until(self, until_s: float) -> None:
@@ -105,9 +105,9 @@ def test_a_pause_stops_the_reading_and_not_the_status() -> None:
     reader = Reader()
     while reader.now_s < 125:
         reader.perform(reader.policy.pause(reader.now_s, in_flight_bytes=MIB))
-    assert reader.times_of(Step.SEND_STATUS) == pytest.approx([0, 10, 20], abs=2 * IDLE_WAIT_S)
+    assert reader.times_of(ReadStep.SEND_STATUS) == pytest.approx([0, 10, 20], abs=2 * IDLE_WAIT_S)
     kinds = {type(action) for _, action in reader.done}
-    assert kinds == {Step, AwaitCredit}, "no read, and no wait for the socket"
+    assert kinds == {ReadStep, AwaitCredit}, "no read, and no wait for the socket"
 
 
 def test_a_position_that_may_be_confirmed_in_a_pause_is_told_at_once() -> None:
@@ -115,12 +115,12 @@ def test_a_position_that_may_be_confirmed_in_a_pause_is_told_at_once() -> None:
     reader.perform(reader.policy.pause(reader.now_s, in_flight_bytes=MIB))
     assert reader.policy.pause(reader.now_s, in_flight_bytes=MIB) == (AwaitCredit(IDLE_WAIT_S),)
     reader.policy.position_changed()
-    assert Step.SEND_STATUS in reader.policy.pause(reader.now_s, in_flight_bytes=MIB)
+    assert ReadStep.SEND_STATUS in reader.policy.pause(reader.now_s, in_flight_bytes=MIB)
 
 
 def test_what_is_over_the_limit_with_nothing_in_flight_is_cut() -> None:
     reader = Reader()
-    cuts = {Step.CUT_WHOLE, Step.CUT_OPEN}
+    cuts = {ReadStep.CUT_WHOLE, ReadStep.CUT_OPEN}
     assert not cuts & set(reader.policy.pause(reader.now_s, in_flight_bytes=1))
     assert cuts <= set(reader.policy.pause(reader.now_s, in_flight_bytes=0))
 
@@ -184,43 +184,43 @@ def test_a_single_transaction_is_cut_after_its_linger_though_nothing_else_comes(
     assert reader.turn()[-1] == Listen(0.01), "no longer than the transaction may wait"
     reader.now_s += 0.001  # a clock is no exact sum of waits
     actions = reader.turn()
-    assert Step.CUT_WHOLE in actions
+    assert ReadStep.CUT_WHOLE in actions
     assert actions[-1] == Listen(IDLE_WAIT_S), "nothing whole is left"
 
 
 def test_a_flood_is_cut_when_its_long_linger_is_over_and_at_once_when_the_socket_is_quiet() -> None:
     reader = Reader(linger_ms=10)
     reader.gathered = Gathered(FLOOD_BYTES, False, 0, 0)
-    while not reader.times_of(Step.CUT_WHOLE):
+    while not reader.times_of(ReadStep.CUT_WHOLE):
         reader.turn(drained=False, flowing=True)
         reader.now_s += 0.001
-    assert reader.times_of(Step.CUT_WHOLE)[0] == pytest.approx(
+    assert reader.times_of(ReadStep.CUT_WHOLE)[0] == pytest.approx(
         FLOOD_LINGERS * 0.01, abs=FLOWING_LOOK_INTERVAL_S
     )
     reader.done.clear()
     reader.turn(drained=False, flowing=True)
     reader.now_s += FLOWING_LOOK_INTERVAL_S
     began_s = reader.now_s - 100
-    while not reader.times_of(Step.CUT_WHOLE):
+    while not reader.times_of(ReadStep.CUT_WHOLE):
         reader.turn()
-    assert reader.times_of(Step.CUT_WHOLE)[0] - began_s < 0.03, "the end of a burst"
+    assert reader.times_of(ReadStep.CUT_WHOLE)[0] - began_s < 0.03, "the end of a burst"
 
 
 def test_behind_blocks_that_are_not_sent_small_ones_wait_for_company() -> None:
     reader = Reader(linger_ms=10)
     reader.gathered = Gathered(90, False, cut_bytes=1000, sent_bytes=0)
     reader.idle_until(0.05)
-    assert not reader.times_of(Step.CUT_WHOLE)
+    assert not reader.times_of(ReadStep.CUT_WHOLE)
     reader.gathered = Gathered(90, False, cut_bytes=1000, sent_bytes=1000)
     reader.turn()
-    assert reader.times_of(Step.CUT_WHOLE)
+    assert reader.times_of(ReadStep.CUT_WHOLE)
 
 
 def test_rows_of_open_transactions_are_cut_after_their_own_linger() -> None:
     reader = Reader(stream_linger_ms=2000)
     reader.gathered = Gathered(0, True, 0, 0)
     reader.idle_until(4.5)
-    assert reader.times_of(Step.CUT_OPEN) == pytest.approx([2, 4.1], abs=2 * IDLE_WAIT_S)
+    assert reader.times_of(ReadStep.CUT_OPEN) == pytest.approx([2, 4.1], abs=2 * IDLE_WAIT_S)
 
 
 # -- the server
@@ -229,7 +229,7 @@ def test_rows_of_open_transactions_are_cut_after_their_own_linger() -> None:
 def test_an_idle_server_is_asked_where_it_is_in_each_status_interval() -> None:
     reader = Reader(status_interval_s=10.0, receive_timeout_ms=0)
     reader.idle_until(25)
-    assert reader.times_of(Step.ASK_POSITION) == pytest.approx([0, 10, 20], abs=2 * IDLE_WAIT_S)
+    assert reader.times_of(ReadStep.ASK_POSITION) == pytest.approx([0, 10, 20], abs=2 * IDLE_WAIT_S)
 
 
 def test_a_server_that_writes_much_is_asked_all_the_time_until_it_rests_again() -> None:
@@ -240,7 +240,7 @@ def test_a_server_that_writes_much_is_asked_all_the_time_until_it_rests_again() 
         lsn = Lsn(lsn + (10_000_000 if tenth < 200 else 100_000 if tenth < 250 else 0))
         reader.perform(reader.policy.keepalive(reader.now_s, lsn, reply_requested=False))
         reader.idle_until((tenth + 1) / 10)
-    asked = [int(at_s // 10) for at_s in reader.times_of(Step.ASK_POSITION)]
+    asked = [int(at_s // 10) for at_s in reader.times_of(ReadStep.ASK_POSITION)]
     assert [asked.count(ten) for ten in range(4)] == [
         pytest.approx(27, abs=5),
         pytest.approx(27, abs=5),
@@ -252,7 +252,7 @@ def test_a_server_that_writes_much_is_asked_all_the_time_until_it_rests_again() 
 def test_a_run_that_waits_for_a_position_asks_for_it_four_times_a_second() -> None:
     reader = Reader(available_now=True, receive_timeout_ms=0)
     reader.idle_until(1)
-    assert len(reader.times_of(Step.ASK_POSITION)) == pytest.approx(1 / POSITION_INTERVAL_S, abs=1)
+    assert len(reader.times_of(ReadStep.ASK_POSITION)) == pytest.approx(1 / POSITION_INTERVAL_S, abs=1)
 
 
 def test_a_server_that_is_silent_though_it_was_asked_counts_as_lost() -> None:
@@ -291,8 +291,8 @@ def test_of_many_keepalives_a_few_positions_a_second_are_passed_on() -> None:
     n_passed = 0
     for millisecond in range(1000):
         actions = reader.policy.keepalive(100 + millisecond / 1000, LSN, reply_requested=False)
-        n_passed += Step.PASS_POSITION in actions
-        assert Step.SEND_STATUS not in actions
+        n_passed += ReadStep.PASS_POSITION in actions
+        assert ReadStep.SEND_STATUS not in actions
     assert n_passed == 2 / POSITION_INTERVAL_S
 
 
@@ -301,9 +301,12 @@ def test_a_keepalive_that_asks_is_answered_at_a_bounded_rate() -> None:
     for _ in range(1000):
         reader.perform(reader.policy.keepalive(reader.now_s, LSN, reply_requested=True))
         reader.now_s += 0.001
-    assert len(reader.times_of(Step.SEND_STATUS)) == pytest.approx(1 / ANSWER_INTERVAL_S, abs=1)
+    assert len(reader.times_of(ReadStep.SEND_STATUS)) == pytest.approx(1 / ANSWER_INTERVAL_S, abs=1)
 
 
 def test_the_position_of_a_keepalive_is_passed_on_before_it_is_answered() -> None:
     reader = Reader()
-    assert reader.policy.keepalive(100, LSN, reply_requested=True) == (Step.PASS_POSITION, Step.SEND_STATUS)
+    assert reader.policy.keepalive(100, LSN, reply_requested=True) == (
+        ReadStep.PASS_POSITION,
+        ReadStep.SEND_STATUS,
+    )

@@ -10,10 +10,10 @@ import pytest
 from xidstream.actors.cli.verify import status_of
 from xidstream.pipeline.errors import ConfigError, ExitStatus, UsageError
 from xidstream.pipeline.verify.result import (
+    DifferenceKind,
     Differences,
     DifferingRange,
     DifferingRow,
-    Kind,
     TableVerification,
     Verdict,
     Verification,
@@ -25,9 +25,11 @@ EQUAL = TableVerification("public.a", Verdict.EQUAL, "0/10", 0, 7, 7, 1)
 UNKNOWN = TableVerification("public.b", Verdict.NOT_VERIFIED, reason="it has no snapshot")
 RANGE = DifferingRange(("id", "day"), ("5", "2026-01-01"), None, 4, 3)
 ROWS = (
-    DifferingRow(Kind.CHANGED, {"id": "5", "day": None}, ("note",), 1, {"note": "x"}, {"note": None}),
-    DifferingRow(Kind.MISSING, {"id": "6", "day": "2026-01-01"}),
-    DifferingRow(Kind.EXTRA, None, n=3),
+    DifferingRow(
+        DifferenceKind.CHANGED, {"id": "5", "day": None}, ("note",), 1, {"note": "x"}, {"note": None}
+    ),
+    DifferingRow(DifferenceKind.MISSING, {"id": "6", "day": "2026-01-01"}),
+    DifferingRow(DifferenceKind.EXTRA, None, n=3),
 )
 DIFFERS = TableVerification(
     "public.c",
