@@ -301,6 +301,19 @@ def test_bounds_of_each_type_of_key_find_the_touched_file_and_no_other(
     assert found["note"].to_pylist() == ["new"], "other engines skip by the same bounds"
 
 
+def test_a_key_with_a_name_of_any_letters_has_bounds(log: Log) -> None:
+    table = keyed("odd", {"Größe in cm": INT8, "note": TEXT}, "Größe in cm", relid=9)
+    rows = [{"Größe in cm": i, "note": f"note {i}" * 9} for i in range(1_500)]
+    log.snapshot(table, rows)
+    log.insert(table, {"Größe in cm": -1, "note": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    log.insert(table, {"Größe in cm": 9_000, "note": "y"})
+    (done,) = refreshed(tables).tables
+    assert done.answer is Answer.SWAP and done.n_files_removed < len(log.table("public__odd").inspect.files())
+    log.check()
+
+
 def test_a_key_of_booleans_alone_has_no_bounds_and_the_table_is_written_as_a_whole(log: Log) -> None:
     table = keyed("flags", {"is_on": BOOL, "note": TEXT}, "is_on", relid=8)
     log.snapshot(table, [{"is_on": True, "note": "x"}])
