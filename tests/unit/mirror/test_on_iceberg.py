@@ -23,6 +23,7 @@ from pyiceberg.table import Table
 from tests.iceberg_rest import IcebergRestServer
 from tests.spark.change_log_maker import BOOL, DATE, INT4, INT8, TEXT, LogMaker, as_rows, keyed
 from tests.spark.support import IDENTITY, LocalSegments, batch_of, memory_frame, put_memory, read_memory
+from tests.typed_table import ORDERS, ROW, ROWS
 from tests.unit.delta.test_small_files import s3 as s3
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
@@ -269,6 +270,27 @@ def test_columns_come_and_go_and_come_back_and_every_moment_keeps_its_own(log: L
             assert as_rows(read_by_duck(session, log, line)) == log.states[line.lsn][line.table], line
     ids = {field.name: field.field_id for field in log.table().schema().fields}
     assert ids["id"] == 1 and ids["more"] == 3 and ids["name"] == 4, "a column that came back is another one"
+
+
+def test_values_of_every_kind_are_what_the_source_has_to_each_reader(log: Log) -> None:
+    log.snapshot(ORDERS, ROWS)
+    log.insert(ORDERS, {**ROW, "id": 3})
+    tables = log.mirror()
+    refreshed(tables)
+    log.update(ORDERS, 3, is_paid=False)
+    assert answers(refreshed(tables)) == [Answer.SWAP]
+    wanted = [*ROWS, {**ROW, "id": 3, "is_paid": False}]
+    table = log.table("public__orders")
+    with duck() as session:
+        where = f"iceberg_scan('{table.metadata_location}')"
+        session.sql("SET TimeZone = 'UTC'")
+        found = [
+            table.scan().to_arrow(),
+            session.sql(f"SELECT * FROM {where}").to_arrow_table(),
+            pl.scan_iceberg(table).collect().to_arrow(),
+        ]
+    for rows in found:
+        assert sorted(rows.to_pylist(), key=lambda row: int(row["id"])) == wanted
 
 
 KEYS: list[tuple[int, Callable[[int], Any]]] = [
