@@ -37,6 +37,13 @@ _COLUMNS: Final = {
     "ratio": (701, -1),
     "Two words": (25, -1),
 }
+ORDERS: Final = RelationVersion(
+    1,
+    "public",
+    "orders",
+    ReplicaIdentity.DEFAULT,
+    tuple(Column(name, oid, mod, name == "id") for name, (oid, mod) in _COLUMNS.items()),
+)
 ROW: Final[dict[str, Any]] = {
     "id": 1,
     "price": decimal.Decimal("1234567890.50"),
@@ -71,11 +78,9 @@ def make_base_tables(root: Path, segments: Path) -> None:
         batch = batch_of(units, stored, number)
         return SinkBatch(batch, no_session, memory_frame, stored, read_memory, put_memory, stored.storage)
 
-    described = tuple(Column(name, oid, mod, name == "id") for name, (oid, mod) in _COLUMNS.items())
-    orders = RelationVersion(1, "public", "orders", ReplicaIdentity.DEFAULT, described)
     lines = keyed("order lines", {"id": INT8, "total": INT8}, "id", relid=2)
     log = LogMaker(root, None, make_batch)
-    log.snapshot(orders, ROWS)
+    log.snapshot(ORDERS, ROWS)
     log.snapshot(lines, [])
     tables = BaseTables(str(root), None, 32 << 20)
     for line in LINES:

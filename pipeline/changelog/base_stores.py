@@ -157,7 +157,12 @@ class StoredTable(Protocol):
 
 
 class BaseStore(Protocol):
-    """The base tables of one log. Any thread may call. All raise StorageFault and what the format's library raises."""
+    """The base tables of one log. Any thread may call. All raise StorageFault and what the format's library raises.
+    ``bounds_any_name``: whether columns with any name have bounds, or those with a plain one alone
+    (``mirror.key_ranges``)."""
+
+    @property
+    def bounds_any_name(self) -> bool: ...
 
     def key_of(self, schema: str, table: str) -> str:
         """What a line of the manifest calls a source's table (its ``directory``)."""

@@ -67,6 +67,8 @@ class DeltaBase(DeltaTableWriter):
 class DeltaBases:
     """The base tables below ``root``, which is the log's. ``kept``: their handles are of these."""
 
+    bounds_any_name = False
+
     def __init__(self, root: Location, kept: KeptTables | None = None) -> None:
         self._current = current(root)
         self._kept = kept

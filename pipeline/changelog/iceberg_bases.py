@@ -49,6 +49,8 @@ def place_of(log: IcebergPlace) -> IcebergPlace:
 class IcebergBases:
     """The base tables of the log at ``log``. ``makes``: whoever only looks makes nothing."""
 
+    bounds_any_name = True
+
     def __init__(self, log: IcebergPlace, *, makes: bool = False) -> None:
         self.tables = IcebergBaseTables(place_of(log), MANIFEST, "lsn", makes=makes)
 

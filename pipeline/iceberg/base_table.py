@@ -164,7 +164,7 @@ class IcebergBase(IcebergTable):
         told |= {f"{LSN}{application_id}": str(int(version)) for application_id, version in marks.items()}
         transaction = KnownTransaction(self._table, metadata, updates)
         transaction._requirements += required
-        properties = {**told, SCHEMA: str(metadata.current_schema_id)}
+        properties = {**KEPT, **told, SCHEMA: str(metadata.current_schema_id)}
         if updates:
             properties[TableProperties.DEFAULT_NAME_MAPPING] = name_mapping_of(schema)
         transaction.set_properties(properties)

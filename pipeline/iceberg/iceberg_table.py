@@ -24,9 +24,9 @@ So a column that a user renames in Iceberg stays the one that its source fills.
 
 *Small files* are merged after a commit, in another one (``merging``).
 
-*Old snapshots* are expired by the commits themselves, some dozens at a time: a commit writes the table's metadata
-anew, and that has all snapshots in it. Manifests are merged by ``merge_append``. What no snapshot names then is
-``upkeep``'s to remove.
+*Old snapshots* are expired by the commits themselves, some dozens at a time (``expiring``). Manifests are merged where
+files are appended (``staged_commits``). What no snapshot names then is ``upkeep``'s to remove. A table whose files are
+replaced again and again is another kind (``base_table``).
 
 Runs on the driver; no Spark. Safe from any thread, but one at a time.
 """

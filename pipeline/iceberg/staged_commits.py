@@ -1,9 +1,9 @@
 """The manifests of a commit to an Iceberg table, written before the catalog knows of it.
 
 There are three kinds of snapshots: an *append* (``staged_append``), an *overwrite* or *delete*, which takes files away
-and may put others in their place (``staged_overwrite``), and a *replace*, a change of files without a change of rows
-(``staged_replacement``). Whose files these are, and who sends the commit, is ``iceberg_table``'s and ``base_table``'s
-to say.
+and may put others in their place (``staged_overwrite``, and ``staged_base`` for tables that have no other), and a
+*replace*, a change of files without a change of rows (``staged_replacement``). Whose files these are, and who sends the
+commit, is ``iceberg_table``'s and ``base_table``'s to say.
 
 A file is named by a ``DataFile`` made from what its writer reports, with the bounds of some columns: its footer is not
 read.

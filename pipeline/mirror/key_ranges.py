@@ -12,7 +12,8 @@ cannot hold (infinity, which is null there) or beyond the year 9999 has no range
 Other engines skip files by the same statistics. ``delta.dataSkippingStatsColumns`` must name the columns that have them
 in each file, and no other (see ``pipeline.log_tables.table_metadata``). deltalake reads there no names but plain ones:
 a blank, a hyphen, a dot or a letter beyond ASCII makes it take all columns for ones with statistics, and every filter
-of a dataset then finds nothing (deltalake 1.6.6). So a column with such a name counts as one without range.
+of a dataset then finds nothing (deltalake 1.6.6). So a column with such a name counts as one without range in a Delta
+table. Iceberg knows columns by their ids.
 """
 
 from __future__ import annotations
@@ -66,8 +67,12 @@ class RangedKey:
     types: tuple[pa.DataType, ...]
 
     @classmethod
-    def of(cls, key: Sequence[str] | None, types: Mapping[str, pa.DataType]) -> RangedKey:
-        chosen = [name for name in key or () if _PLAIN.fullmatch(name) and _has_range(types[name])]
+    def of(
+        cls, key: Sequence[str] | None, types: Mapping[str, pa.DataType], *, any_name: bool = False
+    ) -> RangedKey:
+        """``any_name``: columns with names that are not plain have ranges, too."""
+        named = [name for name in key or () if any_name or _PLAIN.fullmatch(name)]
+        chosen = [name for name in named if _has_range(types[name])]
         return cls(tuple(chosen), tuple(types[name] for name in chosen))
 
     def ahead_in(self, key: Sequence[str]) -> list[str]:

@@ -168,7 +168,7 @@ class TableRefresher:
         self._shape = log.shape
         self._fields = arrow_fields(log.shape)
         types = {field.name: field.type for field in self._fields}
-        self._key = RangedKey.of(log.shape.key, types)
+        self._key = RangedKey.of(log.shape.key, types, any_name=bases.bounds_any_name)
         self._label = log.shape.table
         if not self._fields:
             raise Unsupported(f"table {self._label} has no columns")  # Delta has no such tables.

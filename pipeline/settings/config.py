@@ -258,8 +258,8 @@ class Config:
     # -- base tables
     mirror_every: str = _setting(
         "",
-        "how often the run brings the base tables below the sink's current/ up to the log, in its Spark session, e.g. "
-        "60s; empty: never. Each refresh writes whole files, so a short interval writes more",
+        "how often the run brings the base tables beside a Delta or Iceberg sink's log up to it, in its Spark session, "
+        "e.g. 60s; empty: never. Each refresh writes whole files, so a short interval writes more",
     )
     mirror_file_bytes: int = _setting(
         32 * MIB,
