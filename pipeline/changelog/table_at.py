@@ -238,8 +238,8 @@ class TableAt:
 
     @property
     def by_key(self) -> TableAt:
-        """This table with no columns but the key's, beside the contract's. A job over such rows reads no more, in a store,
-        too, where Spark cannot leave out columns by itself."""
+        """This table with no columns but the key's, beside the contract's. A job over such rows reads no more: in a
+        store Spark cannot leave out columns by itself."""
         return replace(self, shape=narrowed(self.shape, ()))
 
     def facts_by_key(self, spark: SparkSession, since: int) -> TailFacts | None:
