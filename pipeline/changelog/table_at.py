@@ -238,7 +238,7 @@ class TableAt:
 
     @property
     def by_key(self) -> TableAt:
-        """The same in no column but the key's, beside the contract's. A job over such rows reads no more, in a store,
+        """This table in its key's columns alone, beside the contract's. A job over such rows reads no more, in a store,
         too, where Spark cannot leave out columns by itself."""
         return replace(self, shape=narrowed(self.shape, ()))
 
