@@ -53,7 +53,7 @@ MAX_LSN: Final = (1 << 63) - 1
 @dataclass(frozen=True)
 class LogFile:
     """``path``: below the table's directory. The LSNs are those of its rows, or the widest where they are not known.
-    ``n_rows``: 0 where it is not known."""
+    ``n_bytes``, ``n_rows``: 0 where they are not known."""
 
     path: str
     n_bytes: int
@@ -205,7 +205,7 @@ class LogTable(ABC):
 
     def read_file(self, file: LogFile, names: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
         """The rows of one file that ``wanted`` lets through: ``names`` has its columns, too."""
-        return rows_of_file(self.location, file.path, self._schema_of(names), wanted)
+        return rows_of_file(self.location, file.path, self._schema_of(names), wanted, file.n_bytes or None)
 
     def _schema_of(self, names: Sequence[str]) -> pa.Schema:
         return pa.schema([self.schema.field(name) for name in names])

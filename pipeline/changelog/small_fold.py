@@ -148,7 +148,7 @@ def _read(log: TableAt, file: LogFile, fields: Sequence[pa.Field]) -> pa.Table:
     schema = _schema(fields)
     sources = {name: held.get(name, name) for name in schema.names}
     table = log.log_table.location
-    with table.open(file.path) as source:
+    with table.open(file.path, file.n_bytes or None) as source:
         parquet = pq.ParquetFile(source, pre_buffer=not table.is_local)
         there = set(parquet.schema_arrow.names)
         read = parquet.read([each for each in sources.values() if each in there])

@@ -21,14 +21,15 @@ import base64
 import datetime
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.store_copies import SMALLEST_COPY_BYTES, CopyRefused, StoreCopies
+from xidstream.pipeline.log_tables.store_copies import CopyRefused, StoreCopies
 
 LARGEST_BLOCK_BYTES: Final = 100 << 20
 """The store may take blocks of 4,000 MiB, by versions of its interface; this much it takes in all of them."""
@@ -38,6 +39,7 @@ _TOKEN_SCOPE: Final = "https://storage.azure.com/.default"
 _SIGNED_FOR: Final = datetime.timedelta(hours=1)
 _REFUSED: Final = frozenset({400, 401, 403, 405, 409, 501})
 _MISSING: Final = 404
+_SHORT: Final = 416
 _KEYS: Final = ("account_key", "access_key", "master_key")
 _SIGNATURES: Final = ("sas_token", "sas_key")
 _TENANTS: Final = ("tenant_id", "authority_id")
@@ -86,37 +88,48 @@ class AzureCopies(StoreCopies):
             retry_policy=ExponentialRetry(initial_backoff=1, increment_base=2, random_jitter_range=1),
         )
 
+    def read(self, name: str, start: int) -> bytes:
+        source = self._source(name)
+        with self._telling(name, source):
+            return bytes(source.download_blob(offset=start).readall())
+
+    def put(self, name: str, content: bytes, target: Location) -> None:
+        with self._telling(name, self._source(name)):
+            self._blob(target).upload_blob(content, overwrite=True)
+
     def copy(self, name: str, start: int, tail: bytes, target: Location) -> None:
+        source = self._source(name)
+        with self._telling(name, source):
+            self._put_together(source, start, tail, self._blob(target))
+
+    def _source(self, name: str) -> Any:
+        return self._client.get_blob_client(
+            self._storage.container, f"{self._storage.prefix}/{name}".lstrip("/")
+        )
+
+    def _blob(self, target: Location) -> Any:
+        place = _table_place(target)
+        assert place is not None
+        return self._client.get_blob_client(place.container, place.prefix)
+
+    @contextmanager
+    def _telling(self, name: str, source: Any) -> Iterator[None]:
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 
-        key = f"{self._storage.prefix}/{name}".lstrip("/")
-        source = self._client.get_blob_client(self._storage.container, key)
         try:
-            place = _table_place(target)
-            assert place is not None
-            blob = self._client.get_blob_client(place.container, place.prefix)
-            if start < SMALLEST_COPY_BYTES:
-                self._put(source, start, tail, blob)
-            else:
-                self._put_together(source, start, tail, blob)
+            yield
         except ClientAuthenticationError as error:
             raise CopyRefused(f"{_code(error)}: no credentials that Azure takes") from error
         except HttpResponseError as error:
             if error.status_code == _MISSING and not self._is_there(source):
                 raise SegmentCorrupt(f"segment {name!r} is missing") from error
+            if error.status_code == _SHORT:
+                raise SegmentCorrupt(f"segment {name!r} is shorter than it was") from error
             if error.status_code in _REFUSED or error.status_code == _MISSING:
                 raise CopyRefused(_code(error)) from error
-            raise StorageFault(
-                f"segment {name!r} cannot be copied into {target.uri}: {_code(error)}"
-            ) from error
+            raise StorageFault(f"segment {name!r} cannot be copied: {_code(error)}") from error
         except AzureError as error:
-            raise StorageFault(
-                f"segment {name!r} cannot be copied into {target.uri}: {type(error).__name__}"
-            ) from error
-
-    def _put(self, source: Any, start: int, tail: bytes, blob: Any) -> None:
-        head = source.download_blob(offset=0, length=start).readall() if start else b""
-        blob.upload_blob(head + tail, overwrite=True)
+            raise StorageFault(f"segment {name!r} cannot be copied: {type(error).__name__}") from error
 
     def _put_together(self, source: Any, start: int, tail: bytes, blob: Any) -> None:
         allowed = self._reading.of(source)

@@ -24,14 +24,18 @@ _FORMAT: Final = ds.ParquetFileFormat()
 
 
 def rows_of_file(
-    location: Location, path: str, schema: pa.Schema, wanted: pc.Expression | None = None
+    location: Location,
+    path: str,
+    schema: pa.Schema,
+    wanted: pc.Expression | None = None,
+    n_bytes: int | None = None,
 ) -> pa.Table:
     """The rows that ``wanted`` lets through, in ``schema``, which has its columns. ``path`` is below ``location``.
 
-    Null in a column that the file lacks. Row groups that have no such row by their own statistics are not read. Raises
-    OSError, pa.ArrowException.
+    ``n_bytes``: as ``Location.open``. Null in a column that the file lacks. Row groups that have no such row by their
+    own statistics are not read. Raises OSError, pa.ArrowException.
     """
-    with location.open(path) as source:
+    with location.open(path, n_bytes) as source:
         parquet = pq.ParquetFile(source, pre_buffer=not location.is_local, page_checksum_verification=True)
         groups = list(range(parquet.num_row_groups))
         if wanted is not None:

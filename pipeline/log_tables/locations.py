@@ -222,17 +222,19 @@ class Location:
 
         return DeltaStorageHandler(self.uri, self.storage_options).open_output_stream(path)
 
-    def open(self, path: str) -> Any:
-        """A file to read from, as a context. ``path`` is relative to ``uri``. Raises OSError."""
+    def open(self, path: str, n_bytes: int | None = None) -> Any:
+        """A file to read from, as a context. ``path`` is relative to ``uri``. ``n_bytes``: what it has, where that is
+        known; else a store is asked, in a request more. Raises OSError."""
         if self.is_local:
             return pa.OSFile(os.path.join(self.uri, path))
         from deltalake.fs import DeltaStorageHandler
 
-        return DeltaStorageHandler(self.uri, self.storage_options).open_input_file(path)
+        known = None if n_bytes is None else {path: n_bytes}
+        return DeltaStorageHandler(self.uri, self.storage_options, known).open_input_file(path)
 
-    def read(self, path: str) -> bytes:
-        """All of a file. ``path`` is relative to ``uri``. Raises OSError."""
-        with self.open(path) as file:
+    def read(self, path: str, n_bytes: int | None = None) -> bytes:
+        """All of a file. As ``open``."""
+        with self.open(path, n_bytes) as file:
             return bytes(file.read())
 
 

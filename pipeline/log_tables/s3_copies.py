@@ -2,7 +2,7 @@
 
 The constants that COMMIT fills in are near the end of the file, in its last kilobytes. So a multipart upload takes all
 before them from the segment (UploadPartCopy) and the filled end from us, as its last part. Only a last part may be
-smaller than 5 MiB: a segment with less in front of its end is fetched and put, which is two requests.
+smaller than 5 MiB: a segment with less in front of its end is fetched and put, which is two requests in all.
 
 boto3 does it, an optional dependency (``pip install xidstream[s3]``). What is installed anyway cannot: ``pyarrow.fs``
 and deltalake copy whole objects. Without it, across two stores, and where the store refuses a copy, Spark writes the
@@ -18,12 +18,13 @@ import importlib.util
 import itertools
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.store_copies import SMALLEST_COPY_BYTES, CopyRefused, StoreCopies
+from xidstream.pipeline.log_tables.store_copies import CopyRefused, StoreCopies
 
 LARGEST_PART_BYTES: Final = 5 << 30
 _SCHEMES: Final = ("s3", "s3a")
@@ -31,6 +32,7 @@ _REFUSED: Final = frozenset(
     {"AccessDenied", "403", "NotImplemented", "501", "MethodNotAllowed", "405", "InvalidRequest"}
 )
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
+_SHORT: Final = frozenset({"InvalidRange", "416"})
 
 
 class S3Copies(StoreCopies):
@@ -74,35 +76,42 @@ class S3Copies(StoreCopies):
             ),
         )
 
+    def read(self, name: str, start: int) -> bytes:
+        place = {"Bucket": self._bucket, "Key": self._key_of(name)}
+        with self._telling(name):
+            found = self._client.get_object(**place, Range=f"bytes={start}-")
+            return bytes(found["Body"].read())
+
+    def put(self, name: str, content: bytes, target: Location) -> None:
+        with self._telling(name):
+            self._client.put_object(**_place_of(target), Body=content)
+
     def copy(self, name: str, start: int, tail: bytes, target: Location) -> None:
+        with self._telling(name):
+            self._upload(self._key_of(name), start, tail, _place_of(target))
+
+    def _key_of(self, name: str) -> str:
+        return f"{self._prefix}/{name}".lstrip("/")
+
+    @contextmanager
+    def _telling(self, name: str) -> Iterator[None]:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        key = f"{self._prefix}/{name}".lstrip("/")
-        parts = urlsplit(target.uri)
-        place = {"Bucket": parts.netloc, "Key": parts.path.lstrip("/")}
         try:
-            if start < SMALLEST_COPY_BYTES:
-                self._put(key, start, tail, place)
-            else:
-                self._upload(key, start, tail, place)
+            yield
         except ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
             if code in _MISSING:
                 raise SegmentCorrupt(f"segment {name!r} is missing") from error
             if code in _REFUSED:
                 raise CopyRefused(f"{error.operation_name}: {code}") from error
-            raise StorageFault(f"segment {name!r} cannot be copied into {target.uri}: {code}") from error
-        except BotoCoreError as error:
+            if code in _SHORT:
+                raise SegmentCorrupt(f"segment {name!r} is shorter than it was") from error
             raise StorageFault(
-                f"segment {name!r} cannot be copied into {target.uri}: {type(error).__name__}"
+                f"segment {name!r} cannot be copied: {error.operation_name}: {code}"
             ) from error
-
-    def _put(self, key: str, start: int, tail: bytes, place: dict[str, str]) -> None:
-        head = b""
-        if start:
-            found = self._client.get_object(Bucket=self._bucket, Key=key, Range=f"bytes=0-{start - 1}")
-            head = found["Body"].read()
-        self._client.put_object(**place, Body=head + tail)
+        except BotoCoreError as error:
+            raise StorageFault(f"segment {name!r} cannot be copied: {type(error).__name__}") from error
 
     def _upload(self, key: str, start: int, tail: bytes, place: dict[str, str]) -> None:
         upload = {**place, "UploadId": self._client.create_multipart_upload(**place)["UploadId"]}
@@ -131,6 +140,11 @@ class S3Copies(StoreCopies):
             self._client.abort_multipart_upload(**upload)
         except (BotoCoreError, ClientError):
             pass  # the caller must see the first failure
+
+
+def _place_of(target: Location) -> dict[str, str]:
+    parts = urlsplit(target.uri)
+    return {"Bucket": parts.netloc, "Key": parts.path.lstrip("/")}
 
 
 def _ranges(n_bytes: int) -> Iterator[tuple[int, int]]:

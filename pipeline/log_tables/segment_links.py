@@ -57,7 +57,7 @@ from xidstream.pipeline.log_tables.columns import DELTA, ColumnRules, Placement
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WriteTarget, WrittenFile
 from xidstream.pipeline.log_tables.s3_copies import S3Copies
-from xidstream.pipeline.log_tables.store_copies import CopyRefused, StoreCopies
+from xidstream.pipeline.log_tables.store_copies import SMALLEST_COPY_BYTES, CopyRefused, StoreCopies
 from xidstream.pipeline.parquet import CommitStamp, RowFile
 from xidstream.pipeline.settings.local_paths import absolute
 
@@ -242,12 +242,6 @@ class _Way(abc.ABC):
         self._bind(part.segment.key, part.segment.file, part.commit, table, path)
         reach("segment_linked")
 
-    def _read(self, key: str, start: int) -> pa.Buffer:
-        data = self._storage.read_buffer(key, start)
-        if data is None:
-            raise SegmentCorrupt(f"segment {key!r} is missing")
-        return data
-
     @abc.abstractmethod
     def _bind(self, key: str, file: RowFile, commit: CommitStamp, table: Location, path: str) -> None:
         """Give the table the file with its constants as ``path``. It is on disk, but for its name."""
@@ -272,6 +266,12 @@ class _LocalLinks(_Way):
                 raise SegmentCorrupt(f"segment {key!r} is missing") from error
             raise _unnamed(path, error) from error
 
+    def _read(self, key: str, start: int) -> pa.Buffer:
+        data = self._storage.read_buffer(key, start)
+        if data is None:
+            raise SegmentCorrupt(f"segment {key!r} is missing")
+        return data
+
 
 class _ServerSideCopies(_Way):
     def __init__(self, storage: SegmentStorage, copies: StoreCopies) -> None:
@@ -282,10 +282,16 @@ class _ServerSideCopies(_Way):
         return part.segment.file.tail_bytes <= LONGEST_TAIL_BYTES
 
     def _bind(self, key: str, file: RowFile, commit: CommitStamp, table: Location, path: str) -> None:
-        stored = self._read(key, file.head_bytes)
-        tail = parquet.bound_tail(bytes(stored), file, commit, name=key)
+        is_copied = file.head_bytes >= SMALLEST_COPY_BYTES
+        start = file.head_bytes if is_copied else 0
+        stored = self._copies.read(key, start)
+        head = stored[: file.head_bytes - start]
+        tail = parquet.bound_tail(stored[len(head) :], file, commit, name=key)
         reach("segment_filled")
-        self._copies.copy(key, file.head_bytes, tail, table.child(path))
+        if is_copied:
+            self._copies.copy(key, start, tail, table.child(path))
+        else:
+            self._copies.put(key, head + tail, table.child(path))
 
 
 def _copies_of(storage_uri: str, root: Location) -> type[StoreCopies] | None:

@@ -151,7 +151,9 @@ def merge(
     else:
         files = ParquetFiles(table, directory, schema, lsn_column, ranged)
     with ThreadPoolExecutor(_READS) as threads:
-        for content in threads.map(table.read, replaced["path"].to_pylist()):
+        for content in threads.map(
+            table.read, replaced["path"].to_pylist(), replaced["size_bytes"].to_pylist()
+        ):
             rows = pq.read_table(pa.BufferReader(content), partitioning=None)
             conform = Conform.of(columns, names_of(rows.schema.names))
             for batch in rows.to_batches():

@@ -8,7 +8,7 @@ as two objects from the start was rejected, since every reader of segments would
 
 A copy appears whole or not at all. What a process leaves that was killed on the way is in no listing.
 
-Called by ``segment_links``.
+Called by ``segment_links``, for what it reads of a segment, too: so the same credentials read all of it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,15 @@ class StoreCopies(abc.ABC):
         """Whether both are in one store of this kind, and its client is installed."""
 
     @abc.abstractmethod
+    def read(self, name: str, start: int) -> bytes:
+        """The segment ``name`` (a key of the storage) from the byte ``start`` on, in one request. pyarrow asks for its
+        size before. Raises CopyRefused, SegmentCorrupt where there is no such segment, StorageFault."""
+
+    @abc.abstractmethod
+    def put(self, name: str, content: bytes, target: Location) -> None:
+        """The object ``target``, which has the rows of the segment ``name``. Raises as ``copy``."""
+
+    @abc.abstractmethod
     def copy(self, name: str, start: int, tail: bytes, target: Location) -> None:
-        """The first ``start`` bytes of the segment ``name`` (a key of the storage), and ``tail``, as the object
-        ``target``. Raises CopyRefused, SegmentCorrupt where there is no such segment, StorageFault."""
+        """The first ``start`` bytes of the segment ``name``, ``SMALLEST_COPY_BYTES`` or more, and ``tail``, as the
+        object ``target``. Raises as ``read``."""

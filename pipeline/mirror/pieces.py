@@ -60,6 +60,7 @@ class SmallFilesWhole:
 
     def __init__(self, location: Location, sizes: Mapping[str, int]) -> None:
         self._location = location
+        self._sizes = sizes
         self._wanted: set[str] = set()
         self._held: dict[str, pa.Buffer] = {}
         n_bytes = 0
@@ -75,12 +76,12 @@ class SmallFilesWhole:
     def open(self, path: str) -> AbstractContextManager[Any]:
         """A file to read from. Raises OSError."""
         if path in self._wanted and path not in self._held:
-            with self._location.open(path) as source:
+            with self._location.open(path, self._sizes[path]) as source:
                 self._held[path] = pa.py_buffer(source.read())
         if path in self._held:
             held: AbstractContextManager[Any] = pa.BufferReader(self._held[path])
             return held
-        opened: AbstractContextManager[Any] = self._location.open(path)
+        opened: AbstractContextManager[Any] = self._location.open(path, self._sizes.get(path))
         return opened
 
 

@@ -15,6 +15,7 @@ from tests.s3_server import S3Server
 from tests.unit.storage.conftest import files_below
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.storage import storage as storages
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.storage import MAPPED_FROM_BYTES, Storage, redacted, self_contained
 
@@ -312,3 +313,39 @@ def test_an_object_in_parts_appears_when_it_is_closed_and_is_for_stores_alone(
         pass
     with pytest.raises(UsageError, match="create"):
         local.stored_output("a/b")
+
+
+def test_a_small_object_in_s3_is_one_request_and_a_large_one_an_upload_in_parts(s3_server: S3Server) -> None:
+    storage = Storage(s3_server.uri("small-puts"))
+    for n_bytes, n_requests in ((10, 1), (5 << 20, 1), (25 << 20, 5)):
+        content = b"x" * n_bytes
+        s3_server.asked.clear()
+        storage.write_bytes("a/record", content)
+        assert len(s3_server.asked) == n_requests, [each.what for each in s3_server.asked]
+        s3_server.asked.clear()
+        with storage.create("a/segment") as write:
+            write(content[: n_bytes // 2])
+            write(content[n_bytes // 2 :])
+        assert len(s3_server.asked) == n_requests, [each.what for each in s3_server.asked]
+        assert storage.read_bytes("a/record") == storage.read_bytes("a/segment") == content
+
+
+def test_of_a_small_object_in_s3_whose_writer_fails_nothing_stays(s3_server: S3Server) -> None:
+    storage = Storage(s3_server.uri("half"))
+    with pytest.raises(ValueError, match="in the middle"), storage.create("a/segment") as write:
+        write(b"half")
+        raise ValueError("in the middle")
+    assert not storage.exists("a/segment")
+
+
+def test_an_arrow_that_does_not_know_the_option_uploads_in_parts(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storages, "_SMALL_PUTS", "unknown_to_arrow=true")
+    storage = Storage(s3_server.uri("older"))
+    s3_server.asked.clear()
+    storage.write_bytes("a", b"x")
+    assert len(s3_server.asked) == 3
+    assert storage.read_bytes("a") == b"x"
+    with pytest.raises(ConfigError, match="cannot read the URI"):
+        Storage("s3://b/x?region=r&no_option=1").write_bytes("a", b"x")
