@@ -21,8 +21,8 @@ def hurry(module: Any) -> None:
     if module.__name__ == SHORTENING:
         module.LEAST_AGE_S = 0.2
     else:
-        module.PACES[module.Step.LOG] = module.Pace(10, 0.5, offset=5)
-        module.PACES[module.Step.FILES] = module.Pace(10, 0.5)
+        module.PACES[module.UpkeepStep.LOG] = module.UpkeepPace(10, 0.5, offset=5)
+        module.PACES[module.UpkeepStep.FILES] = module.UpkeepPace(10, 0.5)
 
 
 class Hurry(importlib.abc.MetaPathFinder, importlib.abc.Loader):
