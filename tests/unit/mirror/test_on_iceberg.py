@@ -18,7 +18,12 @@ import pyarrow as pa
 import pytest
 from duckdb_extensions import import_extension
 from pyiceberg.expressions import EqualTo
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DateType, NestedField
 
 from tests.iceberg_rest import IcebergRestServer
 from tests.spark.change_log_maker import BOOL, DATE, INT4, INT8, TEXT, LogMaker, as_rows, keyed
@@ -427,6 +432,71 @@ def test_a_table_that_another_program_has_changed_is_built_anew(
     assert log.table().scan().to_arrow().num_rows == len(log.tables["public.a"])
     log.update(A, 4, name="new")
     assert answers(refreshed(tables)) == [Answer.SWAP], "and kept up from there"
+
+
+def test_a_vacuum_of_a_new_mirror_does_not_take_the_change_of_another_program_for_its_own(log: Log) -> None:
+    log.snapshot(A, filled(30))
+    log.snapshot(B, filled(1))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    refreshed(log.mirror())
+    tables = log.mirror()  # it gives its number to the table of which there is nothing new
+    log.update(B, 0, name="new")
+    assert answers(refreshed(tables)) == [Answer.KEEP, Answer.SWAP]
+    delete_a_row(log)
+    tables.vacuum(3_600)
+    found = log.bases.open("public__a", "public.a")
+    assert found is not None
+    assert found.watermark(f"mirror/{IDENTITY.application_id}/owner") == tables.owner == 2
+    assert not found.is_as_made
+    log.update(B, 0, name="newer")
+    assert answers(refreshed(tables)) == [Answer.BUILD, Answer.SWAP]
+    log.check()
+
+
+def test_tables_of_others_in_the_namespace_hold_up_no_vacuum(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vacuums, "GRACE", -HOUR)
+    log.snapshot(A, filled(3))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    catalog = log.place.open(makes=False)
+    assert catalog is not None
+    field = NestedField(1, "day", DateType(), required=False)
+    by_day = PartitionSpec(PartitionField(1, 1_000, IdentityTransform(), "day"))
+    made = catalog.create_table("shop_current.report", Schema(field), partition_spec=by_day)
+    made.append(pa.table({"day": [datetime.date(2026, 11, 28)]}))
+    there = log.files_on_disk("report")
+    log.update(A, 1, name="new")
+    refreshed(tables)
+    assert tables.vacuum(0).n_files == 1
+    assert log.files_on_disk("report") == there
+    log.check()
+
+
+def test_a_manifest_whose_files_another_program_calls_by_another_form_of_uri_is_read(log: Log) -> None:
+    log.snapshot(A, filled(3))
+    lsn = log.insert(A, {"id": 1_000, "name": "x"})
+    refreshed(log.mirror())
+    table = log.table(MANIFEST)
+    (old,) = (task.file for task in table.scan().plan_files())
+    with table.transaction() as transaction, transaction.update_snapshot().overwrite() as producer:
+        producer.delete_data_file(old)
+        new = DataFile.from_args(
+            content=old.content,
+            file_path=f"file:{urlparse(old.file_path).path}",
+            file_format=old.file_format,
+            partition=old.partition,
+            record_count=old.record_count,
+            file_size_in_bytes=old.file_size_in_bytes,
+            lower_bounds=old.lower_bounds,
+            upper_bounds=old.upper_bounds,
+        )
+        new.spec_id = old.spec_id
+        producer.append_data_file(new)
+    found = base_at(log.bases, IDENTITY.application_id, "public.a", 1, lsn)
+    assert found is not None and found.lsn == lsn
 
 
 def test_a_table_that_was_dropped_is_made_anew_and_its_older_moments_have_no_base(log: Log) -> None:
