@@ -30,6 +30,7 @@ from tests.spark.change_log_maker import BOOL, DATE, INT4, INT8, TEXT, LogMaker,
 from tests.spark.support import IDENTITY, LocalSegments, batch_of, memory_frame, put_memory, read_memory
 from tests.unit.delta.test_small_files import s3 as s3
 from xidstream.pipeline import faultpoints
+from xidstream.pipeline.changelog.base_stores import BoundedFile
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.manifest import (
     MANIFEST,
@@ -41,8 +42,11 @@ from xidstream.pipeline.changelog.manifest import (
 )
 from xidstream.pipeline.errors import ComponentLost, ConfigError, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.iceberg import staged_commits
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_table import LEFT_OUT
 from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
@@ -577,6 +581,25 @@ def test_the_manifests_small_files_are_merged_and_its_lines_stay(log: Log) -> No
     assert [line.lsn for line in read_lines(log.bases)] == list(range(1, 41)) and manifest.look() == (40, 0)
     assert log.table(MANIFEST).inspect.files().num_rows < 20
     assert len(log.table(MANIFEST).inspect.manifests()) < 20
+
+
+def test_a_table_of_many_files_is_written_anew_behind_manifests_of_files_that_are_gone(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about, marks = TableMetadata("", {}, {}), {"mirror/x": 1}
+    bases = IcebergBases(log.place, makes=True)
+    table = bases.open_or_create("public__x", "public.x", [TableColumn("id", pa.int64(), "id")], about)
+    names = [[f"refresh-{n}/{i}.parquet" for i in range(100)] for n in range(2)]
+    first, second = ([BoundedFile(name, 100, 1) for name in each] for each in names)
+    table.put(first, [], marks)
+    for name in names[0][:3]:
+        table.put([], [name], marks)
+    manifests = log.table("public__x").inspect.manifests()
+    monkeypatch.setattr(staged_commits, "MANIFEST_BYTES", max(manifests["length"].to_pylist()))
+    table.put(second, None, marks)
+    assert sorted(table.files()["path"].to_pylist()) == sorted(names[1])
+    manifests = log.table("public__x").inspect.manifests()
+    assert manifests["deleted_data_files_count"].to_pylist() == [0, 97], "what went before is told no more"
 
 
 def test_a_snapshot_that_a_tag_names_stays_with_its_files(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
