@@ -6,6 +6,7 @@ import datetime
 import os
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +18,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from duckdb_extensions import import_extension
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import EqualTo
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -40,7 +43,7 @@ from xidstream.pipeline.changelog.manifest import (
     newest,
     read_lines,
 )
-from xidstream.pipeline.errors import ComponentLost, ConfigError, Superseded
+from xidstream.pipeline.errors import ComponentLost, ConfigError, StorageFault, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import staged_commits
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
@@ -389,6 +392,44 @@ def test_a_mirror_that_is_overtaken_commits_nothing_more(
     with pytest.raises(Superseded):
         older.refresh(no_session)
     assert len(log.table().metadata.snapshots) == n_snapshots
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_commit_that_is_there_and_is_told_to_have_lost_keeps_its_files(
+    log: Log, monkeypatch: pytest.MonkeyPatch, is_followed: bool
+) -> None:
+    """As Glue's client tells it, which sends a request again where the answer was lost."""
+    log.snapshot(A, filled(30))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    log.update(A, 3, name="new")
+    commit_table = SqlCatalog.commit_table
+    refused: list[Any] = []
+
+    def told_too_late(catalog: SqlCatalog, table: Table, *given: Any) -> Any:
+        found = commit_table(catalog, table, *given)
+        if table.name()[-1] == "public__a" and not refused:
+            refused.append(table.name())
+            if is_followed:
+                with (
+                    ThreadPoolExecutor() as others
+                ):  # what a thread writes meanwhile is taken for the commit's own
+                    others.submit(log.table().append, log.table().scan().to_arrow().slice(0, 0)).result()
+            raise CommitFailedException("somebody else was first")
+        return found
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", told_too_late)
+    if is_followed:
+        with pytest.raises(StorageFault):
+            tables.refresh(no_session)
+    else:
+        assert answers(refreshed(tables)) == [Answer.SWAP]
+    assert refused
+    log.check()
+    log.update(A, 4, name="newer")
+    refreshed(tables)
+    log.check()
 
 
 # -- others -----------------------------------------------------------------------------------------------
