@@ -41,7 +41,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
 from pyiceberg.table import TableProperties, Transaction
@@ -412,7 +412,10 @@ class IcebergTable:
         same commit. ``paths``: of the metadata that were written for it.
 
         Raises CommitStateUnknownException where others have committed after it, and what the driver raises."""
-        newest = self._table.catalog.load_table(self._table.name())
+        try:
+            newest = self._table.catalog.load_table(self._table.name())
+        except NoSuchTableError:
+            return False  # somebody has dropped it
         made = {u.snapshot.snapshot_id for u in transaction._updates if isinstance(u, AddSnapshotUpdate)}
         if newest.metadata_location in paths or newest.metadata.current_snapshot_id in made:
             self._table.metadata, self._table.metadata_location = newest.metadata, newest.metadata_location

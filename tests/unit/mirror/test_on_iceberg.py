@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -558,6 +559,24 @@ def test_a_table_that_was_dropped_is_made_anew_and_its_older_moments_have_no_bas
     assert base_at(log.bases, slot, "public.a", 1, first) is None
     found = base_at(log.bases, slot, "public.a", 1, second)
     assert found is not None and found.lsn == second
+
+
+def test_a_table_that_is_dropped_while_it_is_refreshed_is_made_anew(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.snapshot(A, filled(30))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    log.update(A, 3, name="new")
+    catalog = log.place.open(makes=False)
+    assert catalog is not None
+    drop = partial(catalog.drop_table, "shop_current.public__a")
+    with monkeypatch.context() as patch:
+        patch.setattr(faultpoints, "_plan", _Between("base_written", drop))
+        assert answers(refreshed(tables)) == [Answer.BUILD]
+    line = newest(log.lines())[0]
+    assert log.rows(line) == log.states[line.lsn]["public.a"]
 
 
 def test_a_catalog_of_glue_for_the_base_tables_is_refused(log: Log) -> None:
