@@ -166,12 +166,12 @@ class IcebergBase(IcebergTable):
         transaction = KnownTransaction(self._table, metadata, updates)
         transaction._requirements += required
         properties = {**told, SCHEMA: str(metadata.current_schema_id)}
+        if updates:
+            properties[TableProperties.DEFAULT_NAME_MAPPING] = name_mapping_of(schema)
         # Of what another program has changed, a snapshot says no watermarks, until all files are new.
         is_made = removed is None or self.is_as_made
         if not is_made:
             del properties[SCHEMA]
-        if updates:
-            properties[TableProperties.DEFAULT_NAME_MAPPING] = name_mapping_of(schema)
         transaction.set_properties(properties)
         files = [
             data_file(
