@@ -16,7 +16,8 @@ here, ahead of the commit that makes them (``file_schema``), and the commit requ
 
 *Whose table it is now.* Another program may compact the table, delete rows, rename a column, or set it back. Then the
 newest snapshot does not say the watermarks, or the columns are not those of the last commit (``SCHEMA``), and
-``is_as_made`` is false: the mirror builds it anew.
+``is_as_made`` is false: the mirror builds it anew. A commit that leaves files there, as a vacuum's of its number, does
+not make it true.
 
 The bounds of key columns are written in each type's own form: a timestamp has microseconds.
 
@@ -121,7 +122,7 @@ class IcebergBase(IcebergTable):
 
     def rows_of(self, paths: Collection[str]) -> pa.Table:
         schema = pa.schema([column.field for column in self.columns])
-        found = (rows_of_file(self.location, path, schema) for path in self.paths() if path in paths)
+        found = (rows_of_file(self.location, path, schema) for path in self._files() if path in paths)
         return pa.concat_tables([schema.empty_table(), *found])
 
     def file_schema(self, fields: Sequence[pa.Field]) -> pa.Schema:
@@ -167,6 +168,10 @@ class IcebergBase(IcebergTable):
         properties = {**KEPT, **told, SCHEMA: str(metadata.current_schema_id)}
         if updates:
             properties[TableProperties.DEFAULT_NAME_MAPPING] = name_mapping_of(schema)
+        # Of what another program has changed, a snapshot says no watermarks, until all files are new.
+        is_made = removed is None or self.is_as_made
+        if not is_made:
+            del properties[SCHEMA]
         transaction.set_properties(properties)
         files = [
             data_file(
@@ -179,7 +184,7 @@ class IcebergBase(IcebergTable):
             )
             for file in added
         ]
-        producer = staged_base(transaction, files, gone, told)
+        producer = staged_base(transaction, files, gone, told if is_made else {})
         reach("iceberg_committing")
         try:
             self._send(transaction)

@@ -13,7 +13,8 @@ What ``log_table`` promises of every format is kept here so:
 
 pyiceberg (0.12) would repeat an append by itself, on whatever snapshot it then finds, and so after a run that has
 taken over. So ``Transaction`` only gathers a commit here, and ``Table._do_commit`` sends it once. Manifests of a
-commit that has lost are removed, and so is its metadata; where the outcome is unknown nothing is.
+commit that has lost are removed, and so is its metadata; where the outcome is unknown nothing is. Whether it has lost,
+the table is asked (``_was_taken``).
 
 *A file* is named by a ``DataFile`` made from what its writer reports, with the bounds of the LSNs: its footer is not
 read. Files carry no field ids, because a segment is written before its table is known. Columns are found by the
@@ -40,13 +41,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
 from pyiceberg.table import TableProperties, Transaction
 from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import (
+    AddSnapshotUpdate,
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotsUpdate,
@@ -398,10 +400,30 @@ class IcebergTable:
             try:
                 self._table._do_commit(transaction._updates, self._required(transaction))
             except CommitFailedException:
-                for path in paths:
-                    self._table.io.delete(path)
-                raise
+                if not self._was_taken(transaction, paths):
+                    for path in paths:
+                        self._table.io.delete(path)
+                    raise
         self._tell_newest()
+
+    def _was_taken(self, transaction: Transaction, paths: Collection[str]) -> bool:
+        """Whether a commit that the catalog has refused is the table's newest all the same: a driver that sends a
+        request again because its answer was lost (Glue's does) is told that somebody else was first, and that was the
+        same commit. ``paths``: of the metadata that were written for it.
+
+        Raises CommitStateUnknownException where others have committed after it, and what the driver raises."""
+        try:
+            newest = self._table.catalog.load_table(self._table.name())
+        except NoSuchTableError:
+            return False  # somebody has dropped it
+        made = {u.snapshot.snapshot_id for u in transaction._updates if isinstance(u, AddSnapshotUpdate)}
+        if newest.metadata_location in paths or newest.metadata.current_snapshot_id in made:
+            self._table.metadata, self._table.metadata_location = newest.metadata, newest.metadata_location
+            return True
+        known = {each.metadata_file for each in newest.metadata.metadata_log}
+        if not known.isdisjoint(paths) or any(each.snapshot_id in made for each in newest.metadata.snapshots):
+            raise CommitStateUnknownException("a commit was refused, and is there")
+        return False
 
     def _required(self, transaction: Transaction) -> tuple[TableRequirement, ...]:
         return *transaction._requirements, AssertTableUUID(uuid=self._table.metadata.table_uuid)

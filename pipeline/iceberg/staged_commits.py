@@ -131,13 +131,20 @@ def _written(
 
 class MergingOverwrite(_OverwriteFiles):
     """pyiceberg (0.12) merges manifests when it appends, and never when it overwrites: each commit would leave two
-    more, one of them with nothing but files that are gone. To read a manifest takes 5 ms of CPU, whatever is in it."""
+    more, one of them with nothing but files that are gone. To read a manifest takes 5 ms of CPU, whatever is in it.
+
+    What an earlier commit has taken away needs no manifest any more. Several such that fit in one would be merged into
+    one without entries, which pyiceberg refuses to write: so no later commit would succeed."""
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         merging = _ManifestMergeManager(MANIFEST_BYTES, MERGES_AT, True, self)
-        data = [each for each in manifests if each.content is ManifestContent.DATA]
+        data = [each for each in manifests if each.content is ManifestContent.DATA and self._is_needed(each)]
         others = [each for each in manifests if each.content is not ManifestContent.DATA]
         return merging.merge_manifests(data) + others
+
+    def _is_needed(self, manifest: ManifestFile) -> bool:
+        is_new = manifest.added_snapshot_id in (None, self.snapshot_id)
+        return is_new or manifest.has_added_files() or manifest.has_existing_files()
 
 
 class Replacement(_OverwriteFiles):

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.manifest import MANIFEST, ManifestWriter, check_owner
+from xidstream.pipeline.errors import SinkFailed, Unsupported
 from xidstream.pipeline.iceberg.base_table import IcebergBase, newest_until, reachable
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING
@@ -41,7 +42,15 @@ class IcebergVacuumedTables:
         return manifest.location
 
     def directories(self) -> list[str]:
-        return [key for key in self.bases.tables.names() if key != MANIFEST]
+        return [key for key in self.bases.tables.names() if key != MANIFEST and self._is_of_the_slot(key)]
+
+    def _is_of_the_slot(self, key: str) -> bool:
+        """Others may have made tables of their own there, such as a mirror would not open."""
+        try:
+            table = self.bases.open(key, key)
+        except (SinkFailed, Unsupported):
+            return False
+        return table is not None and table.watermark(f"mirror/{self.application_id}") != NOTHING
 
     def remove(self, directory: str) -> Vacuumed | None:
         return None

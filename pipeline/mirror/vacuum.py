@@ -104,7 +104,7 @@ class VacuumedTables(Protocol):
     def place(self) -> Location: ...
 
     def directories(self) -> list[str]:
-        """The base tables that there are, of any slot, as the manifest calls them."""
+        """The base tables that there are, as the manifest calls them; there may be those of other slots among them."""
         ...
 
     def remove(self, directory: str) -> Vacuumed | None:

@@ -6,7 +6,9 @@ import datetime
 import os
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,15 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from duckdb_extensions import import_extension
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import EqualTo
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DateType, NestedField
 
 from tests.iceberg_rest import IcebergRestServer
 from tests.spark.change_log_maker import BOOL, DATE, INT4, INT8, TEXT, LogMaker, as_rows, keyed
@@ -26,6 +35,7 @@ from tests.spark.support import IDENTITY, LocalSegments, batch_of, memory_frame,
 from tests.typed_table import ORDERS, ROW, ROWS
 from tests.unit.delta.test_small_files import s3 as s3
 from xidstream.pipeline import faultpoints
+from xidstream.pipeline.changelog.base_stores import BoundedFile
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.manifest import (
     MANIFEST,
@@ -35,10 +45,13 @@ from xidstream.pipeline.changelog.manifest import (
     newest,
     read_lines,
 )
-from xidstream.pipeline.errors import ComponentLost, ConfigError, Superseded
+from xidstream.pipeline.errors import ComponentLost, ConfigError, StorageFault, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.iceberg import staged_commits
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_table import LEFT_OUT
 from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
@@ -420,6 +433,44 @@ def test_a_mirror_that_is_overtaken_commits_nothing_more(
     assert len(log.table().metadata.snapshots) == n_snapshots
 
 
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_commit_that_is_there_and_is_told_to_have_lost_keeps_its_files(
+    log: Log, monkeypatch: pytest.MonkeyPatch, is_followed: bool
+) -> None:
+    """As Glue's client tells it, which sends a request again where the answer was lost."""
+    log.snapshot(A, filled(30))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    log.update(A, 3, name="new")
+    commit_table = SqlCatalog.commit_table
+    refused: list[Any] = []
+
+    def told_too_late(catalog: SqlCatalog, table: Table, *given: Any) -> Any:
+        found = commit_table(catalog, table, *given)
+        if table.name()[-1] == "public__a" and not refused:
+            refused.append(table.name())
+            if is_followed:
+                with (
+                    ThreadPoolExecutor() as others
+                ):  # what a thread writes meanwhile is taken for the commit's own
+                    others.submit(log.table().append, log.table().scan().to_arrow().slice(0, 0)).result()
+            raise CommitFailedException("somebody else was first")
+        return found
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", told_too_late)
+    if is_followed:
+        with pytest.raises(StorageFault):
+            tables.refresh(no_session)
+    else:
+        assert answers(refreshed(tables)) == [Answer.SWAP]
+    assert refused
+    log.check()
+    log.update(A, 4, name="newer")
+    refreshed(tables)
+    log.check()
+
+
 # -- others -----------------------------------------------------------------------------------------------
 
 
@@ -467,6 +518,71 @@ def test_a_table_that_another_program_has_changed_is_built_anew(
     assert answers(refreshed(tables)) == [Answer.SWAP], "and kept up from there"
 
 
+def test_a_vacuum_of_a_new_mirror_does_not_take_the_change_of_another_program_for_its_own(log: Log) -> None:
+    log.snapshot(A, filled(30))
+    log.snapshot(B, filled(1))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    refreshed(log.mirror())
+    tables = log.mirror()  # it gives its number to the table of which there is nothing new
+    log.update(B, 0, name="new")
+    assert answers(refreshed(tables)) == [Answer.KEEP, Answer.SWAP]
+    delete_a_row(log)
+    tables.vacuum(3_600)
+    found = log.bases.open("public__a", "public.a")
+    assert found is not None
+    assert found.watermark(f"mirror/{IDENTITY.application_id}/owner") == tables.owner == 2
+    assert not found.is_as_made
+    log.update(B, 0, name="newer")
+    assert answers(refreshed(tables)) == [Answer.BUILD, Answer.SWAP]
+    log.check()
+
+
+def test_tables_of_others_in_the_namespace_hold_up_no_vacuum(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vacuums, "GRACE", -HOUR)
+    log.snapshot(A, filled(3))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    catalog = log.place.open(makes=False)
+    assert catalog is not None
+    field = NestedField(1, "day", DateType(), required=False)
+    by_day = PartitionSpec(PartitionField(1, 1_000, IdentityTransform(), "day"))
+    made = catalog.create_table("shop_current.report", Schema(field), partition_spec=by_day)
+    made.append(pa.table({"day": [datetime.date(2026, 11, 28)]}))
+    there = log.files_on_disk("report")
+    log.update(A, 1, name="new")
+    refreshed(tables)
+    assert tables.vacuum(0).n_files == 1
+    assert log.files_on_disk("report") == there
+    log.check()
+
+
+def test_a_manifest_whose_files_another_program_calls_by_another_form_of_uri_is_read(log: Log) -> None:
+    log.snapshot(A, filled(3))
+    lsn = log.insert(A, {"id": 1_000, "name": "x"})
+    refreshed(log.mirror())
+    table = log.table(MANIFEST)
+    (old,) = (task.file for task in table.scan().plan_files())
+    with table.transaction() as transaction, transaction.update_snapshot().overwrite() as producer:
+        producer.delete_data_file(old)
+        new = DataFile.from_args(
+            content=old.content,
+            file_path=f"file:{urlparse(old.file_path).path}",
+            file_format=old.file_format,
+            partition=old.partition,
+            record_count=old.record_count,
+            file_size_in_bytes=old.file_size_in_bytes,
+            lower_bounds=old.lower_bounds,
+            upper_bounds=old.upper_bounds,
+        )
+        new.spec_id = old.spec_id
+        producer.append_data_file(new)
+    found = base_at(log.bases, IDENTITY.application_id, "public.a", 1, lsn)
+    assert found is not None and found.lsn == lsn
+
+
 def test_a_table_that_was_dropped_is_made_anew_and_its_older_moments_have_no_base(log: Log) -> None:
     log.snapshot(A, filled(300))
     first = log.insert(A, {"id": 1_000, "name": "x"})
@@ -481,6 +597,24 @@ def test_a_table_that_was_dropped_is_made_anew_and_its_older_moments_have_no_bas
     assert base_at(log.bases, slot, "public.a", 1, first) is None
     found = base_at(log.bases, slot, "public.a", 1, second)
     assert found is not None and found.lsn == second
+
+
+def test_a_table_that_is_dropped_while_it_is_refreshed_is_made_anew(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.snapshot(A, filled(30))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    log.update(A, 3, name="new")
+    catalog = log.place.open(makes=False)
+    assert catalog is not None
+    drop = partial(catalog.drop_table, "shop_current.public__a")
+    with monkeypatch.context() as patch:
+        patch.setattr(faultpoints, "_plan", _Between("base_written", drop))
+        assert answers(refreshed(tables)) == [Answer.BUILD]
+    line = newest(log.lines())[0]
+    assert log.rows(line) == log.states[line.lsn]["public.a"]
 
 
 def test_a_catalog_of_glue_for_the_base_tables_is_refused(log: Log) -> None:
@@ -545,6 +679,25 @@ def test_the_manifests_small_files_are_merged_and_its_lines_stay(log: Log) -> No
     assert [line.lsn for line in read_lines(log.bases)] == list(range(1, 41)) and manifest.look() == (40, 0)
     assert log.table(MANIFEST).inspect.files().num_rows < 20
     assert len(log.table(MANIFEST).inspect.manifests()) < 20
+
+
+def test_a_table_of_many_files_is_written_anew_behind_manifests_of_files_that_are_gone(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about, marks = TableMetadata("", {}, {}), {"mirror/x": 1}
+    bases = IcebergBases(log.place, makes=True)
+    table = bases.open_or_create("public__x", "public.x", [TableColumn("id", pa.int64(), "id")], about)
+    names = [[f"refresh-{n}/{i}.parquet" for i in range(100)] for n in range(2)]
+    first, second = ([BoundedFile(name, 100, 1) for name in each] for each in names)
+    table.put(first, [], marks)
+    for name in names[0][:3]:
+        table.put([], [name], marks)
+    manifests = log.table("public__x").inspect.manifests()
+    monkeypatch.setattr(staged_commits, "MANIFEST_BYTES", max(manifests["length"].to_pylist()))
+    table.put(second, None, marks)
+    assert sorted(table.files()["path"].to_pylist()) == sorted(names[1])
+    manifests = log.table("public__x").inspect.manifests()
+    assert manifests["deleted_data_files_count"].to_pylist() == [0, 97], "what went before is told no more"
 
 
 def test_a_snapshot_that_a_tag_names_stays_with_its_files(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
