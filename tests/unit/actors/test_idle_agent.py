@@ -33,7 +33,15 @@ def test_a_ray_whose_agent_writes_no_ports_keeps_its_own(monkeypatch: pytest.Mon
 
 def _agent(folder: Path, raylet: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", idle_agent.__file__, f"--session-dir={folder}", "--node-id=n", "--minimal"],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            idle_agent.__file__,
+            f"--session-dir={folder}",
+            "--node-id=n",
+            "--minimal",
+        ],
         env={**os.environ, "RAY_RAYLET_PID": str(raylet)},
     )
 
@@ -48,6 +56,7 @@ def test_one_whose_raylet_was_killed_before_it_looked_ends(tmp_path: Path) -> No
         agent.kill()
         agent.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        f"{service}_n" for service in ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
+        f"{service}_n"
+        for service in ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
     )
     assert {path.read_text() for path in tmp_path.iterdir()} == {"-1"}
