@@ -79,7 +79,8 @@ class S3Copies(StoreCopies):
 
         key = f"{self._prefix}/{name}".lstrip("/")
         parts = urlsplit(target.uri)
-        place = {"Bucket": parts.netloc, "Key": parts.path.lstrip("/")}
+        # As deltalake names it, which decodes the path of a URI.
+        place = {"Bucket": parts.netloc, "Key": unquote(parts.path).lstrip("/")}
         try:
             if start < SMALLEST_COPY_BYTES:
                 self._put(key, start, tail, place)
