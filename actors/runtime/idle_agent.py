@@ -22,7 +22,8 @@ _LOOK_S = 1.0
 
 def main(arguments: list[str]) -> None:
     """``arguments``: those of Ray's agent."""
-    raylet = os.getppid()
+    # Ray says it. One that has ended already is not this process's parent any more, and whoever is may live for ever.
+    raylet = int(os.environ["RAY_RAYLET_PID"])
     given = dict(
         argument[2:].split("=", 1) for argument in arguments if argument.startswith("--") and "=" in argument
     )

@@ -211,6 +211,15 @@ def _with_idle_agent(rays: Any) -> Any:
     return command_of
 
 
+def _is_agent_asked_for_ports() -> bool:
+    """Whether this Ray's raylet waits for files with its agent's ports, and says in the agent's command which.
+
+    Ray 2.53 does neither: its nodes have an agent's ports before the agent, and so they would tell of ports that are
+    not there.
+    """
+    return hasattr(ray._raylet, "persist_port")
+
+
 @contextmanager
 def _without_helpers(*, offers_metrics: bool) -> Iterator[None]:
     """Ray has no setting that leaves them out."""
@@ -220,7 +229,7 @@ def _without_helpers(*, offers_metrics: bool) -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [(Node, name, leave_out) for name in _HELPERS]
     # Asked for the dashboard's packages, Ray imports aiohttp, grpc and opentelemetry into this process. They are there.
     replaced.append((ray_utils, "get_dashboard_dependency_error", lambda: None))
-    if not offers_metrics:
+    if not offers_metrics and _is_agent_asked_for_ports():
         replaced.append((services, _COMMAND_OF, _with_idle_agent(getattr(services, _COMMAND_OF, None))))
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced if hasattr(owner, name)]
     for owner, name, method in replaced:

@@ -36,7 +36,7 @@ _ROW_BYTES = 64
 class TailFacts:
     """``n_preimages``: old tuples. ``n_removals``: those and deletes. ``truncated_at``: place of the last TRUNCATE, as
     ``order_of`` packs it. ``unchanged``: names of the columns that some row lacks. ``key_bytes``: of texts in keys, or
-    in the rows that are taken away where there is no key. ``n_texts``: rows with a value that a column cannot hold."""
+    in the rows that are taken away where there is no key."""
 
     n_rows: int
     n_preimages: int
@@ -44,7 +44,6 @@ class TailFacts:
     truncated_at: int | None
     unchanged: frozenset[str]
     key_bytes: int
-    n_texts: int
 
     @property
     def keys_are_few(self) -> bool:
@@ -98,13 +97,12 @@ def facts_of(rows: DataFrame, shape: TableShape) -> TailFacts:
         f.max(f.when(kind == "truncate", f.col("place"))),
         f.array_distinct(f.flatten(f.collect_set("unchanged"))),
         f.coalesce(f.sum(wide), f.lit(0)),
-        f.count("text"),
         f.count(f.when(_is_nameless(shape), 1)),
     ).first()
     assert found is not None
-    if found[7]:
+    if found[6]:
         raise Unsupported(
-            f"{found[7]} changes of table {shape.table} do not name their row: a column of its key "
+            f"{found[6]} changes of table {shape.table} do not name their row: a column of its key "
             f"({', '.join(shape.key or ())}) has no value in them. A partition may have another REPLICA IDENTITY than "
             "its root",
             remedy="give each partition the replica identity of its root; then have the table read anew: `xidstream "
@@ -112,9 +110,7 @@ def facts_of(rows: DataFrame, shape: TableShape) -> TailFacts:
         )
     truncated_at = None if found[3] is None else int(found[3])
     unchanged = frozenset(found[4] or ())
-    return TailFacts(
-        int(found[0]), int(found[1]), int(found[2]), truncated_at, unchanged, int(found[5]), int(found[6])
-    )
+    return TailFacts(int(found[0]), int(found[1]), int(found[2]), truncated_at, unchanged, int(found[5]))
 
 
 def _is_nameless(shape: TableShape) -> Column:

@@ -130,7 +130,7 @@ def location_of(uri: str, properties: Mapping[str, str], what: str) -> Location:
 
     Files are written by Ray's actors and Spark's tasks, too, and no secret travels to these. So each node has its own
     credentials, and the place alone is taken from ``properties``. Raises Unsupported for a store that was never tried,
-    and for credentials among the properties; ConfigError."""
+    for a path with a %, and for credentials among the properties; ConfigError."""
     scheme = "file" if is_path(uri) else uri.partition(":")[0].lower()
     if scheme == "file":
         return Location.parse(uri)
@@ -138,6 +138,12 @@ def location_of(uri: str, properties: Mapping[str, str], what: str) -> Location:
         raise Unsupported(
             f"{what} is in {scheme}: so far an Iceberg sink writes tables in folders and in S3 alone",
             remedy="give the catalog another warehouse, or the sink delta:URI",
+        )
+    if "%" in uri:
+        # deltalake, which writes the files, decodes it, and pyiceberg, which names them in the table, does not.
+        raise Unsupported(
+            f"{what} has a % in its path: its files would be where no reader of Iceberg looks",
+            remedy="give the catalog a warehouse without %",
         )
     if secret := next((name for name in properties if name.startswith("s3.") and is_secret_name(name)), None):
         raise Unsupported(

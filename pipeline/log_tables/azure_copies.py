@@ -23,7 +23,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -71,7 +71,7 @@ class AzureCopies(StoreCopies):
             return False
         return all(
             importlib.util.find_spec(name) is not None
-            for name in ("azure", "azure.storage", "azure.identity")
+            for name in ("azure", "azure.storage", "azure.storage.blob", "azure.identity")
         )
 
     def __init__(self, storage_uri: str, root: Location) -> None:
@@ -129,7 +129,8 @@ class AzureCopies(StoreCopies):
                 raise CopyRefused(_code(error)) from error
             raise StorageFault(f"segment {name!r} cannot be copied: {_code(error)}") from error
         except AzureError as error:
-            raise StorageFault(f"segment {name!r} cannot be copied: {type(error).__name__}") from error
+            # Without its cause: urllib3's error has the request's path, with a signature in its query.
+            raise StorageFault(f"segment {name!r} cannot be copied: {type(error).__name__}") from None
 
     def _put_together(self, source: Any, start: int, tail: bytes, blob: Any) -> None:
         allowed = self._reading.of(source)
@@ -155,10 +156,10 @@ class AzureCopies(StoreCopies):
 
 @dataclass(frozen=True)
 class _Allowed:
-    """How a request that the store makes for us is allowed to read a blob."""
+    """How a request that the store makes for us is allowed to read a blob. Both are secret, so no ``repr`` has them."""
 
-    url: str
-    authorization: str | None = None
+    url: str = field(repr=False)
+    authorization: str | None = field(default=None, repr=False)
 
 
 class _Reading:
@@ -244,7 +245,7 @@ def _table_place(root: Location) -> _Place | None:
     if not account or not container:
         return None
     endpoint = options.get("endpoint") or f"https://{account}.blob.{_CLOUD}"
-    return _Place(_normal(endpoint), account, container, parts.path.strip("/"))
+    return _Place(_normal(endpoint), account, container, unquote(parts.path).strip("/"))
 
 
 def _storage_place(storage_uri: str) -> _Place | None:

@@ -144,7 +144,8 @@ class S3Copies(StoreCopies):
 
 def _place_of(target: Location) -> dict[str, str]:
     parts = urlsplit(target.uri)
-    return {"Bucket": parts.netloc, "Key": parts.path.lstrip("/")}
+    # As deltalake names it, which decodes the path of a URI.
+    return {"Bucket": parts.netloc, "Key": unquote(parts.path).lstrip("/")}
 
 
 def _ranges(n_bytes: int) -> Iterator[tuple[int, int]]:

@@ -323,7 +323,12 @@ class TableRefresher:
         """``texts``: ``rows`` in ``_text`` and few columns more; None where none has a text."""
         n_bytes = rows.n_bytes + (0 if tail is None else tail.n_bytes)
         rewrite.set_shuffle_partitions(self._session, n_bytes)
-        has_text = bool(facts and facts.n_texts) or (texts is not None and _has_text(texts))
+        has_text = texts is not None and _has_text(texts)
+        if tail is not None and not has_text:
+            # The facts do not tell: they are of the key alone, where the table has one.
+            since = 0 if answer is Answer.BUILD else self._since
+            by_key = self._log.by_key.tail(self._session, since)
+            has_text = by_key is not None and _has_text(by_key.frame)
         if tail is None:
             folded = base_alone(rows.frame, self._shape)
         else:

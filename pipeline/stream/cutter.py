@@ -147,9 +147,10 @@ class StreamCutter:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes gathered and not cut yet."""
-        current = 0 if self._current is None else self._current.n_bytes
-        return self._plain.n_bytes + self._streams.n_waiting_bytes + current
+        """Bytes gathered and not cut yet. Any thread may ask: so ``_current`` is looked at once."""
+        current = self._current
+        n_current = 0 if current is None else current.n_bytes
+        return self._plain.n_bytes + self._streams.n_waiting_bytes + n_current
 
     @property
     def whole_bytes(self) -> int:

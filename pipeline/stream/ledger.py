@@ -106,8 +106,9 @@ class TransactionRecord:
 
     @property
     def is_buffered(self) -> bool:
-        """Whether a buffer has it, and its end is not sent."""
-        return self.buffer is not None and self.ticket is None
+        """Whether a buffer has blocks of it, and its end is not sent. A two-phase one without a row has a buffer too,
+        for as long as its PREPARE takes to be sent."""
+        return self.n_steps > 0 and self.ticket is None
 
 
 class TransactionLedger:

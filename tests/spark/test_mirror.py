@@ -328,6 +328,23 @@ def test_a_text_that_the_column_cannot_hold_brings_the_column_for_texts_and_noth
     assert_named_moments_are_right(log)
 
 
+def test_a_text_outside_of_the_key_is_kept_where_spark_writes_the_whole_table(
+    log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The facts of the tail are of the key alone, and told of no text: the base table had no column for it."""
+    dated = keyed("dated", {"id": INT8, "day": 1082}, "id", relid=4)
+    log.snapshot(dated, [{"id": i, "day": None} for i in range(50)])
+    log.tables["public.dated"].append({"id": 101, "day": None})
+    log.commit((dated, [{"id": 101, "day": None, "_text": {"day": "infinity"}}]))
+    with monkeypatch.context() as patch:
+        by_spark(patch)
+        refreshed = Mirror(str(log.path), file_bytes=SMALL_FILES).refresh(spark)
+    assert refreshed is not None and [table.answer for table in refreshed.tables] == [Answer.BUILD]
+    rows = DeltaTable(str(log.path / "current" / "public.dated")).to_pyarrow_table().to_pylist()
+    assert [row["_text"] for row in rows if row["_text"] is not None] == [[("day", "infinity")]]
+    assert_named_moments_are_right(log)
+
+
 def test_a_part_of_a_key_that_its_column_cannot_hold_is_one_row_all_the_same(
     log: LogMaker, spark: Any
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_catalog_that_does_not_answer_is_a_fault_that_is_tried_again_without_i
 @pytest.mark.parametrize(
     ("warehouse", "secret", "says"),
     [
+        ("s3://lake/a%20b", "", r"warehouse of iceberg:prod/shop has a % in its path"),
         ("gs://bucket/lake", "", "in folders and in S3 alone"),
         ("s3://bucket/lake", "hunter2", "no credentials are sent"),
     ],

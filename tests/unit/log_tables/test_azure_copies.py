@@ -3,7 +3,10 @@ test_store_copies."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import socket
+import traceback
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +14,18 @@ from typing import Any
 import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.identity import ClientSecretCredential, DefaultAzureCredential
+from azure.storage.blob import ExponentialRetry
 
 from tests.azurite import program
 from tests.late_segments import late_part
 from tests.unit.log_tables.copying_stores import AzureStore, azure_store, large
 from tests.unit.log_tables.test_segment_links import World
+from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.log_tables import azure_copies
 from xidstream.pipeline.log_tables.azure_copies import LARGEST_BLOCK_BYTES, AzureCopies, _Reading
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.segment_links import Reach, how_segments_reach, may_reach
+from xidstream.pipeline.log_tables.store_copies import SMALLEST_COPY_BYTES
 
 ACCOUNT = {"AZURE_STORAGE_ACCOUNT_NAME": "shop"}
 
@@ -104,6 +110,35 @@ def test_the_store_reads_on_behalf_of_whom_we_are(monkeypatch: pytest.MonkeyPatc
     found.credential = SimpleNamespace(get_token=lambda scope: SimpleNamespace(token=f"for {scope}"))
     told = found.of(source)
     assert (told.url, told.authorization) == (source.url, "Bearer for https://storage.azure.com/.default")
+
+
+def test_nothing_that_is_raised_or_shown_has_a_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("azure.storage.blob.ExponentialRetry", lambda **_: ExponentialRetry(retry_total=0))
+    with socket.socket() as nobody:  # it is bound, and does not listen
+        nobody.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{nobody.getsockname()[1]}"
+        options = {**ACCOUNT, "azure_endpoint": f"http://{host}/shop", "azure_sas_token": "sv=1&sig=SECRET"}
+        root = Location.parse("abfs://lake/tables", options)
+        copies = AzureCopies(f"abfs://shop@{host}/lake/p?enable_tls=false", root)
+        for start in (100, SMALLEST_COPY_BYTES):
+            with pytest.raises(StorageFault, match="ServiceRequestError") as raised:
+                copies.copy("segment", start, b"end", root.child("public.a/file"))
+            assert "SECRET" not in "".join(traceback.format_exception(raised.value))
+    source: Any = SimpleNamespace(url="https://shop.blob.core.windows.net/lake/a")
+    allowed = copies._reading.of(source)
+    assert "SECRET" in allowed.url and "SECRET" not in repr(allowed)
+
+
+def test_copies_want_the_client_of_blobs_and_not_some_other_of_azures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of Azure's other clients, for queues, brings ``azure.storage`` alone: each batch failed over the import."""
+    root, find = Location.parse("abfs://lake/tables", ACCOUNT), importlib.util.find_spec
+    assert AzureCopies.may_copy("abfs://shop@lake/p", root)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "azure.storage.blob" else find(name)
+    )
+    assert not AzureCopies.may_copy("abfs://shop@lake/p", root)
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,16 @@ def test_small_segments_are_put_and_large_ones_copied_in_the_store(store: Store,
     assert [r["id"] for r in rows[N_ROWS:]] == list(range(10, 20))
 
 
+def test_a_root_with_a_percent_in_its_uri_gets_its_files_where_deltalake_looks(world: World) -> None:
+    """The copies went to ``a%20b``, and the log that named them to ``a b``: the rows were lost with the segment."""
+    odd = World(world.storage.uri, f"{world.root.uri}/a%20b", world.root.storage_options)
+    files, left = odd.give([late_part(large(odd), 0x1000), late_part(odd.segment(1, n_rows=10), 0x2000)])
+    odd.links.close()
+    assert left.n_rows == 0
+    odd.commit(files)
+    assert len(odd.read()) == N_ROWS + 10
+
+
 def test_a_segment_with_a_long_end_is_left_to_the_executors(
     store: Store, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from xidstream.pipeline.pgoutput.messages import (
     StreamStop,
     Type,
 )
+from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.stream import (
     Aborted,
     Committed,
@@ -33,6 +34,7 @@ from xidstream.pipeline.stream import (
     StreamCutter,
     TransactionBlock,
 )
+from xidstream.pipeline.stream.pending import PendingMessages
 
 HEADER = 25
 
@@ -197,6 +199,15 @@ def test_all_that_is_gathered_counts_as_pending_wherever_it_stands(feed: Feed) -
     gathered(lambda: wire.insert("e"))
     gathered(wire.stop, controls=1)
     assert cutter.open_transactions == 2
+
+
+def test_gathered_bytes_may_be_asked_for_by_another_thread_while_a_transaction_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cutter = make_cutter()
+    looks = [None, PendingMessages(Spares(0), Xid(740), Lsn(1))]
+    monkeypatch.setattr(StreamCutter, "_current", property(lambda _: looks.pop()), raising=False)
+    assert cutter.pending_bytes == 0 and looks == [None]
 
 
 def test_rows_of_a_transaction_to_be_prepared_are_open_rows_too(feed: Feed) -> None:

@@ -94,11 +94,11 @@ def test_a_stream_that_begins_again_has_a_record_in_which_nothing_old_counts() -
     assert new is not old and new.n_bytes == 0 and list(read.ledger.streams) == [new]
 
 
-def test_what_is_buffered_is_open_until_its_end_has_a_ticket() -> None:
+def test_what_is_buffered_is_open_from_its_first_block_until_its_end_has_a_ticket() -> None:
     record = TransactionLedger().of(XID)
-    assert not record.is_buffered
     record.buffer = 0
-    assert record.is_buffered and [record.next_step(), record.next_step()] == [0, 1]
+    assert not record.is_buffered, "a PREPARE without a row: an account called it as old as the machine"
+    assert [record.next_step(), record.next_step()] == [0, 1] and record.is_buffered
     record.ticket = -1
     assert not record.is_buffered
 
