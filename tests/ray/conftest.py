@@ -25,7 +25,7 @@ from xidstream.actors.supervision.supervisor import Supervisor
 from xidstream.pipeline.account.model import SinkPart, SinkReport
 from xidstream.pipeline.errors import ComponentLost, XidstreamError
 from xidstream.pipeline.exchange import Batch, SlotIdentity
-from xidstream.pipeline.pg import INVALID_LSN
+from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.storage.segment_file import SegmentReader
 
@@ -168,7 +168,7 @@ class CollectingDriver:
                 ray.get(sequencer.batch_done.remote(batch.number, loop))
                 if self.deaths_before_count:
                     self.deaths_before_count -= 1
-                    wait_until(lambda b=batch: ray.get(sequencer.stats.remote()).confirmed_lsn >= b.end_lsn)
+                    wait_until(lambda b=batch: _has_confirmed(sequencer, b.end_lsn))
                     self._lose(ComponentLost("the driver died behind its first batch"), True)
                 self._batches += 1
         except BaseException as error:
@@ -342,3 +342,8 @@ def pipeline(database: Database, tmp_path: Path) -> Iterator[RayPipeline]:
     made = RayPipeline(database, tmp_path)
     yield made
     made.stop()
+
+
+def _has_confirmed(sequencer: Any, lsn: Lsn) -> bool:
+    report = ray.get(sequencer.account.remote(with_prepared=False))
+    return report is not None and report.confirmed_lsn >= lsn
