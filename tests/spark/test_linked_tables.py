@@ -237,7 +237,7 @@ def test_a_segment_that_was_filled_for_another_commit_is_written_by_spark(world:
     (part,) = unit.segments
     path = world.storage.local_path(part.segment.key)
     assert path is not None
-    parquet.fill(path, part.segment.file, parquet.Commit(90, COMMIT_US), name="s")
+    parquet.fill(path, part.segment.file, parquet.CommitStamp(90, COMMIT_US), name="s")
     with pytest.warns(RuntimeWarning, match="another commit"):
         world.sink().write(world.batch(unit))
     assert world.rows("public.a") == [(100, 0, 1), (100, 1, 2)]
