@@ -105,8 +105,14 @@ def test_a_refresh_registers_delta_tables_as_athena_and_trino_look_for_them(
 def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A Glue in this process, for what needs no table."""
     monkeypatch.delenv("AWS_ENDPOINT_URL_GLUE", raising=False)
-    with mock_aws():
-        yield boto3.client("glue", region_name="us-east-1")
+    mock = mock_aws()
+    # What other tests of this process have in moto's servers stays: these share moto's memory.
+    mock.start(reset=False)
+    client = boto3.client("glue", region_name="us-east-1")
+    yield client
+    for database in client.get_databases()["DatabaseList"]:
+        client.delete_database(Name=database["Name"])
+    mock.stop(remove_data=False)
 
 
 PLACE = Location("s3://bucket/shop", {"AWS_REGION": "us-east-1"})
