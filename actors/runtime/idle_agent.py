@@ -1,15 +1,15 @@
 """What stands where Ray's agent would, on a Ray that a run started for itself and whose metrics nobody asked for.
 
-Ray's agent offers a node's metrics, logs and jobs to a dashboard and to Prometheus. It takes two CPU seconds of a start
-and 90 MB, and looks at each process every few seconds. A raylet insists on an agent's process, and waits for the files
+Ray's agent offers a node's metrics, logs and jobs to a dashboard and to Prometheus. It holds 85 MB more than this
+program, and takes 0.8 % of a core where nothing happens. A raylet insists on an agent's process, and waits for the files
 in which the agent says where it listens. So this program writes the files, -1 for "nowhere", as Ray's own agent does
 where Ray was installed without its dashboard, and ends when the raylet has ended.
 
 ``ray_cluster`` puts it into the command by which the raylet starts its agent. It is run as a file, by a Python without
 site-packages: nothing but the standard library can be imported here, and nothing of this project.
 
-Rejected: Ray's agent with ``--minimal``, which still imports all of its modules where their packages are installed, and
-fails over them.
+Rejected: Ray's agent with ``--minimal``. By its source it still imports all of its modules where their packages are
+installed.
 """
 
 import os
