@@ -2,8 +2,8 @@
 
 Ray's agent offers a node's metrics, logs and jobs to a dashboard and to Prometheus. It holds 85 MB more than this
 program, and takes 0.8 % of a core where nothing happens. A raylet insists on an agent's process, and waits for
-the files in which the agent says where it listens. So this program writes the files, -1 for "nowhere", as Ray's own agent does
-where Ray was installed without its dashboard, and ends when the raylet has ended.
+the files in which the agent says where it listens. So this program writes the files, -1 for "nowhere", as Ray's own
+agent does where Ray was installed without its dashboard, and ends when the raylet has ended.
 
 ``ray_cluster`` puts it into the command by which the raylet starts its agent. It is run as a file, by a Python without
 site-packages: nothing but the standard library can be imported here, and nothing of this project.
