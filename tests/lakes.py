@@ -193,7 +193,8 @@ class IcebergLake(Lake):
         return found
 
     def added(self, name: str, column: str) -> list[tuple[int, int]]:
-        """By the sequence numbers of data files, which stay as they are where manifests are merged."""
+        """By the sequence numbers of data files, which stay as they are where manifests are merged. Merged files are
+        left out: a merge takes a number after commits whose files it leaves alone."""
         from pyiceberg.conversions import from_bytes
         from pyiceberg.types import LongType
 
@@ -206,6 +207,8 @@ class IcebergLake(Lake):
         for manifest in snapshot.manifests(table.io):
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                 file = entry.data_file
+                if "-merged/" in file.file_path:
+                    continue
                 bounds = file.lower_bounds[field], file.upper_bounds[field]
                 assert entry.sequence_number is not None
                 commits[entry.sequence_number] += [int(from_bytes(LongType(), bound)) for bound in bounds]

@@ -153,6 +153,27 @@ def test_files_that_were_merged_bring_no_new_rows(tmp_path: Path) -> None:
     assert judge(DeltaLake(folder), twin(), set()).ok
 
 
+def test_iceberg_files_that_were_merged_after_later_commits_bring_no_new_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
+    from xidstream.pipeline.log_tables import small_files
+
+    first = contract(100, 1, 2)
+    lake = write_iceberg(tmp_path, first[:1], first[1:], contract(200, 3))
+    name = lake.name_of("s", "t")
+    monkeypatch.setattr(small_files, "SIZE_CLASSES", (small_files.SizeClass(0, 16 << 10, 2),))
+    tables = IcebergTables(IcebergPlace.parse(lake.sink.removeprefix("iceberg:")), makes=True)
+    table = tables.open(name, "s.t")
+    assert table is not None
+    small = ParquetFiles(table.location, "data-told", contract(200, 3).schema, "_commit_lsn")
+    small.write(contract(200, 3).to_batches()[0])
+    table.merge_behind(small.close(), "_commit_lsn")
+    assert len(table.paths()) == 2 and any("-merged/" in path for path in table.paths())
+    assert judge(lake, twin(), set()).ok
+
+
 def copy_data(payload: bytes) -> bytes:
     return b"d" + struct.pack("!i", len(payload) + 4) + payload
 
