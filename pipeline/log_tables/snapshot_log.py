@@ -261,6 +261,11 @@ class SnapshotLog:
         writer.take_columns(placement.columns)
         writer.describe(NOTHING_KNOWN, [brought])
 
+    @property
+    def n_mark_commits(self) -> int:
+        """How many commits of marks were made to ``_transactions`` beside the batches."""
+        return self._marks.n_commits
+
     def reach(self, lsn: Lsn) -> None:
         """Have ``_transactions`` say that all up to ``lsn`` is in the tables, though no transaction says so.
 

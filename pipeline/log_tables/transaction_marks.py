@@ -7,12 +7,21 @@ has both of its bounds from one version of one table.
 
 A mark never falls. The number of the run's hold on the slot goes with every commit (``ownership``).
 
-Used by ``snapshot_log``, from any thread; ``prove`` by one at a time.
+The sink has a handle of its own on ``_transactions``. A commit made here moves what the sink's next one states, the
+number of the hold, so that one would fail, and the sink would read the table's whole log again: a checkpoint that
+remembers the files of a day. So ``n_commits`` counts them, and the sink brings its handle up to date first
+(``LogSink``). Example: a batch is committed as version 7, a proof as version 8. The count has risen by one, so the
+sink's handle reads version 8 alone, and the next batch is version 9. A proof that comes between the two is found by
+Delta, as any other writer's commit is.
+
+Used by ``snapshot_log``, from any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.commit_attempts import guarded
@@ -24,46 +33,50 @@ from xidstream.pipeline.pg import Lsn
 class TransactionMarks:
     """Raises Superseded, SinkDiverged, StorageFault and SinkFailed from every method."""
 
+    n_commits = 0
+    """The commits that were made here."""
+
     def __init__(self, tables: LogTables, application_id: str, ownership: Ownership) -> None:
         self._tables = tables
         self._application_id = application_id
         self._proven_id = locations.proven_id(application_id)
         self._ownership = ownership
+        self._lock = threading.Lock()
         self._kept: LogTable | None = None
-        """The table as the last proof left it: there is one every second. But for a run that took the slot over,
-        nobody else moves that mark."""
+        """The table as it was last read or committed to, which is once a second. None after a failure."""
 
     def reach(self, lsn: Lsn, marks: Mapping[str, int] | None = None) -> None:
         """The log is whole up to ``lsn``; ``marks`` move in the same commit. What is told already is not told again."""
-        wanted = {self._application_id: int(lsn), **(marks or {})}
+        self._move({self._application_id: int(lsn), **(marks or {})})
 
-        def move() -> None:
-            writer = self._opened()
-            moved = {name: version for name, version in wanted.items() if writer.watermark(name) < version}
-            if moved:
-                self._ownership.check(writer)
-                writer.commit([], moved, marks=self._ownership.marks)
-
-        guarded(self._tables, locations.TRANSACTIONS, move)
+    def prove(self, lsn: Lsn) -> None:
+        self._move({self._proven_id: int(lsn)})
 
     def proven(self) -> int:
         """0 before the first proof, and before the first batch."""
-        writer = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
-        return 0 if writer is None else writer.watermark(self._proven_id)
+        table = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
+        return 0 if table is None else table.watermark(self._proven_id)
 
-    def prove(self, lsn: Lsn) -> None:
-        def told() -> None:
-            if self._kept is not None:
-                self._kept.refresh()
-            writer, self._kept = self._kept or self._opened(), None
-            self._ownership.check(writer)
-            if writer.watermark(self._proven_id) < lsn:
-                writer.commit([], {self._proven_id: int(lsn)}, marks=self._ownership.marks)
-            self._kept = writer
+    def _move(self, wanted: Mapping[str, int]) -> None:
+        def move() -> None:
+            with self._newest() as table:
+                moved = {name: version for name, version in wanted.items() if table.watermark(name) < version}
+                self._ownership.check(table)
+                if moved:
+                    table.commit([], moved, marks=self._ownership.marks)
+                    self.n_commits += 1
 
-        guarded(self._tables, locations.TRANSACTIONS, told)
+        guarded(self._tables, locations.TRANSACTIONS, move)
 
-    def _opened(self) -> LogTable:
-        writer = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
-        assert writer is not None, "the sink has made it"
-        return writer
+    @contextmanager
+    def _newest(self) -> Iterator[LogTable]:
+        """The table as it is now, for one caller at a time."""
+        with self._lock:
+            table, self._kept = self._kept, None
+            if table is None:
+                table = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
+                assert table is not None, "the sink has made it"
+            else:
+                table.refresh()
+            yield table
+            self._kept = table

@@ -114,6 +114,8 @@ class LogSink:
         self._threads: ThreadPoolExecutor | None = None
         self._links = SegmentLinks()
         self._snapshot_log: SnapshotLog | None = None
+        self._n_mark_commits = 0
+        """The commits of its marks that the handle on ``_transactions`` has read."""
         self._session: GetSession | None = None
 
     def __repr__(self) -> str:
@@ -362,6 +364,11 @@ class LogSink:
 
     def _transactions_of(self, rows: pa.Table) -> TableCommit | None:
         writer = self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
+        n_marks = self.snapshot_log().n_mark_commits
+        if n_marks != self._n_mark_commits:
+            writer.refresh()
+            self._check(writer)
+            self._n_mark_commits = n_marks
         new = rows.filter(pc.greater(rows["commit_lsn"], writer.watermark(self._application_id)))
         if not new.num_rows:
             return None

@@ -527,6 +527,63 @@ def test_the_sink_ends_by_ddl_before_transactions_says_that_all_is_whole_and_kee
     sink.close()
 
 
+def transactions_batch(commit_lsn: int) -> SinkBatch:
+    row = {
+        "xid": 1,
+        "commit_lsn": commit_lsn,
+        "end_lsn": commit_lsn + 1,
+        "commit_timestamp": 0,
+        "streamed": False,
+        "rows": 0,
+        "tables": [],
+    }
+    rows = pa.RecordBatch.from_pylist([row], schema=TRANSACTIONS_SCHEMA)
+    unit = Sealed(rows, (), (), (), 0, 0)
+    content = Batch(0, (unit,), Lsn(commit_lsn - 1), Lsn(commit_lsn), Lsn(commit_lsn + 1), 1, 0, 0)
+    nothing: Any = None
+    return SinkBatch(content, nothing, nothing, nothing, nothing, nothing)
+
+
+def test_a_batch_after_a_proof_reads_the_log_of_no_table_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log remembers the files of a day: to open it took longer than the commit."""
+    sink = DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders"))
+    sink.claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
+    sink._threads = ThreadPoolExecutor(1)
+    log = sink.snapshot_log()
+    sink.write(transactions_batch(100))
+    log.prove(Lsn(100))
+    opened: list[str] = []
+    open_table = DeltaTableWriter.open
+    monkeypatch.setattr(
+        DeltaTableWriter, "open", lambda *a, **kw: opened.append(a[1]) or open_table(*a, **kw)
+    )
+    for lsn in (200, 300, 400):
+        sink.write(transactions_batch(lsn))
+        log.prove(Lsn(lsn))
+    log.reach(Lsn(450))
+    sink.write(transactions_batch(500))
+    assert opened == []
+    found = DeltaTable(str(tmp_path / "_transactions"))
+    assert sorted(found.to_pyarrow_table()["commit_lsn"].to_pylist()) == [100, 200, 300, 400, 500]
+    assert found.transaction_version("7/shop/orders/proven") == 400
+    sink.close()
+
+
+def test_a_run_that_was_followed_by_another_adds_no_batch_after_a_proof_of_its_own(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders"))
+    sink.claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
+    sink._threads = ThreadPoolExecutor(1)
+    sink.write(transactions_batch(100))
+    sink.snapshot_log().prove(Lsn(100))
+    log_of(tmp_path, tenure=2).prove(Lsn(110))
+    with pytest.raises(Superseded):
+        sink.write(transactions_batch(200))
+    assert DeltaTable(str(tmp_path / "_transactions")).to_pyarrow_table().num_rows == 1
+    sink.close()
+
+
 def test_another_slots_generation_of_the_same_table_is_not_ours(tmp_path: Path) -> None:
     theirs = log_of(tmp_path, slot="other")
     theirs.commit(GENERATION, written(theirs, range(2)))
