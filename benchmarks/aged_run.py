@@ -9,11 +9,11 @@ those of the server, so it is before what is measured.
 
 On it ``xidstream run`` is started, and gets a transaction a second. ``start_s`` is from the command to the slot in use.
 Of each transaction's batch ``commit_ms`` is how long the sink had it, and ``lag_ms`` is from COMMIT on: the median, and
-the longest of a hundred. ``cpu_ms`` is the CPU time of the sink's process for a transaction. ``refresh_ms``: a refresh
+the 99th percentile. ``cpu_ms`` is the CPU time of the sink's process for a transaction. ``refresh_ms``: a refresh
 of the base table that has a transaction or two to bring, by a mirror of its own. ``as_of_ms``: the newest state of the
-table, counted in Spark. ``pss_mb`` is of all processes of the run. ``files`` and ``mb`` are what is in the tables'
-folders, but the rows of the change log. Then 200 commits of one row to both tables are made in an S3 store of moto's
-that has the same tables, by the sink's writers with their upkeep, and the requests are counted.
+table, counted in Spark. ``pss_mb`` is of the run's processes, by what they are. ``files`` and ``mb`` are what is in the
+tables' folders, but the rows of the change log. Then 200 commits of one row to both tables are made in an S3 store of
+moto's that has the same tables, by the sink's writers with their upkeep, and the requests are counted.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ import pyarrow.compute as pc
 
 from benchmarks.mirror import local_session
 from benchmarks.old_log import file_sizes, transactions
+from benchmarks.processes import role_of
 from benchmarks.results import median, percentile
 from benchmarks.source import PUBLICATION, Source, server
 from tests.s3_server import counted_s3
 from xidstream.actors.mirror import Mirror
+from xidstream.actors.runtime.run_search import local_answers
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
@@ -66,6 +68,9 @@ _REPLACED: Final = 86_400 * 9 // 8
 """Files of a table that merges replace in a day: each of a commit, and an eighth of them once more."""
 _PIECE: Final = 100_000
 _WAIT_S: Final = 120.0
+_SINK: Final = "ray::SparkDriver"
+_ASKED_EVERY: Final = 15
+"""Transactions between two looks at the account, which has the last twenty batches."""
 
 
 class _Run:
@@ -111,9 +116,8 @@ class _Run:
             time.sleep(0.05)
 
     def account(self) -> dict[str, Any]:
-        command = [sys.executable, "-m", "actors", "status", "--slot", self._slot, "--json"]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return dict(json.loads(told))
+        (answer,) = local_answers(self._slot)
+        return dict(json.loads(answer))
 
     def n_transactions(self) -> int:
         return int(self.account()["sink"]["n_transactions"])
@@ -122,11 +126,17 @@ class _Run:
         process = psutil.Process(self._process.pid)
         return [process, *process.children(recursive=True)]
 
-    def pss_bytes(self) -> int:
-        return sum(process.memory_full_info().pss for process in self.processes())
+    def pss_mb(self) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for process in self.processes():
+            line = " ".join(process.cmdline())
+            known = {_SINK: "sink", "actors run": "supervisor"}
+            role = next((name for mark, name in known.items() if mark in line), None) or role_of(line)
+            found[role] += process.memory_full_info().pss
+        return {"all": round(found.total() / 1e6), **{k: round(v / 1e6) for k, v in sorted(found.items())}}
 
     def sink_cpu_s(self) -> float:
-        (sink,) = [each for each in self.processes() if "ray::SparkDriver" in "".join(each.cmdline())]
+        (sink,) = [each for each in self.processes() if _SINK in "".join(each.cmdline())]
         times = sink.cpu_times()
         return float(times.user + times.system)
 
@@ -286,14 +296,17 @@ def measure(source: Source, folder: Path, spark: Any, n_transactions: int, secon
         mirror = Mirror(str(run.root))
         found["first_base_s"] = round(_timed(lambda: mirror.refresh(spark)), 1)
         n_before, cpu_before_s = run.n_transactions(), run.sink_cpu_s()
-        _trickle(source, seconds)
-        cpu_s, told = run.sink_cpu_s() - cpu_before_s, run.account()["sink"]
+        batches: dict[int, dict[str, Any]] = {}
+        for done in range(0, seconds, _ASKED_EVERY):
+            _trickle(source, min(_ASKED_EVERY, seconds - done))
+            batches.update((each["number"], each) for each in run.account()["sink"]["batches"])
+        cpu_s, n_told = run.sink_cpu_s() - cpu_before_s, run.n_transactions()
         found["load"] = os.getloadavg()[0]
-        found["cpu_ms"] = round(1000 * cpu_s / (told["n_transactions"] - n_before), 1)
+        found["cpu_ms"] = round(1000 * cpu_s / (n_told - n_before), 1)
         for name, key, scale in (("commit_ms", "seconds", 1000), ("lag_ms", "lag_ms", 1)):
-            values = [scale * batch[key] for batch in told["batches"] if batch[key] is not None]
+            values = [scale * batch[key] for batch in batches.values() if batch[key] is not None]
             found[name] = [round(median(values)), round(percentile(values, 99))]
-        found["pss_mb"] = round(run.pss_bytes() / 1e6)
+        found["pss_mb"] = run.pss_mb()
         refreshes, states = [], []
         for _ in range(5):
             _trickle(source, 2)
@@ -327,7 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aged_run", description=__doc__)
     parser.add_argument("--ages", nargs="+", default=list(AGES), choices=list(AGES))
     parser.add_argument(
-        "--seconds", type=int, default=60, help="how long each run gets a transaction a second"
+        "--seconds", type=int, default=120, help="how long each run gets a transaction a second"
     )
     arguments = parser.parse_args()
     with server() as publisher, tempfile.TemporaryDirectory(prefix="xs-bench-") as name:
