@@ -381,7 +381,11 @@ class SetForward:
         self.behind_s = 0.0
 
     def stamped(self, location: Location) -> None:
-        """Have the commits and files of a table say when they were made by this clock."""
+        """Have the commits and files of a table say when they were made by this clock. A checkpoint would say what the
+        commits said before: whether there is one already is a matter of how fast the machine was."""
+        log = Path(location.uri, "_delta_log")
+        for path in (*log.glob("*.checkpoint.parquet"), *log.glob("_last_checkpoint")):
+            path.unlink()
         for path in Path(location.uri).rglob("*.*"):
             os.utime(path, (self.wall_s(), self.wall_s()))
             if path.suffix == ".json":
@@ -400,6 +404,7 @@ def written_before(location: Location, clock: SetForward) -> set[str]:
     writer = DeltaTableWriter.open_or_create(location, "public.t", COLUMNS)
     for lsn in range(1, MANY + 3):
         commit(writer, location, lsn)
+    writer.checkpoint()
     clock.stamped(location)
     assert len(paths(location)) == 3
     return data_files(location)
