@@ -1,7 +1,8 @@
-"""Delta tables in an object store that are asked again and again, at a few requests each time.
+"""Delta tables that are asked again and again, at a few requests, or milliseconds, each time.
 
-Who opens a table reads its log from the last checkpoint on, commit by commit: up to a hundred, each of them twice. Here
-the handle is kept, and reads what came after it: a listing, the hint of a checkpoint, and each new commit.
+Who opens a table reads its last checkpoint, which names each file that was removed in the last day, and the log from
+there on, commit by commit: up to a hundred, each of them twice. Here the handle is kept, and reads what came after it:
+a listing, the hint of a checkpoint, and each new commit.
 
 Another table may stand in the place by then: somebody has removed it, its versions are counted from 0 again, and may
 have come further than before. deltalake does not notice, and would take the one log for the other's continuation. So
@@ -12,8 +13,8 @@ the two. So a look that finds nothing is four requests.
 The versions of application transactions are remembered with it (``table_handle``).
 
 What is kept is one handle on the newest version, which goes on with the next look. So it is for whoever looks, acts and
-looks again. After an error ``forget`` lets all handles go: a handle after a failed commit is of no further use. In a
-folder each look opens the table: that costs no request, and the log on the disk is what there is.
+looks again. After an error ``forget`` lets all handles go: a handle after a failed commit is of no further use. A
+handle that has gone on for ``_RENEWED_AFTER`` versions is opened anew, because it lists the log from where it began.
 
 Called by the mirror, and for it by ``changelog.log_root`` and ``changelog.manifest``. deltalake only. Safe from any
 thread; what is done with one table's handle, one thread does at a time.
@@ -32,6 +33,7 @@ from xidstream.pipeline.log_tables.locations import Location
 
 _MOST: Final = 64
 """Handles at a time, those that were asked for last: each has the list of its table's files in memory."""
+_RENEWED_AFTER: Final = 1_000
 
 
 class _Kept:
@@ -40,6 +42,7 @@ class _Kept:
         self.notes: dict[str, frozenset[str]] = {}
         self._location = location
         self._table: TableHandle | None = None
+        self._opened_version = -1
         self._version = -1
         self._commit = b""
 
@@ -49,6 +52,7 @@ class _Kept:
                 self.notes.clear()
                 self._table = None
                 self._table = TableHandle(self._location)
+                self._opened_version = self._table.version()
             if self._table.version() != self._version or not self._commit:
                 self._version = self._table.version()
                 self._commit = self._table.commit_of(self._version)
@@ -61,7 +65,9 @@ class _Kept:
             return self.notes
 
     def _goes_on(self, table: TableHandle) -> bool:
-        """Bring it up to date. Returns whether it still is the table that stands there."""
+        """Bring it up to date. Returns whether it still is the table that stands there, and may be kept."""
+        if self._version - self._opened_version >= _RENEWED_AFTER:
+            return False
         try:
             table.update_incremental()
         except DeltaError:
@@ -79,15 +85,13 @@ class KeptTables:
     def newest(self, location: Location) -> TableHandle:
         """A handle on the newest version, which a later call moves on. Raises ``TableNotFoundError`` where there is no
         table, OSError, DeltaError."""
-        if location.is_local:
-            return opened(location)
         return self._of(location).newest()
 
     def notes(self, location: Location) -> dict[str, frozenset[str]]:
         """What a caller wants to remember of the table's commits, by their files' names, which is the application ids
         that are in them: those of commits that the handle has read are there already. Empty where another table stands
-        there, or the handle is not kept."""
-        return {} if location.is_local else self._of(location).noted()
+        there."""
+        return self._of(location).noted()
 
     def forget(self) -> None:
         """All handles."""
