@@ -105,7 +105,7 @@ def run(n_tables: int, n_rows: int, n_large: int, folder: Path) -> None:
             command = [sys.executable, "-m", "actors", "run", *options]
             process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            _await(lambda: _n_snapshots(root) >= n_tables, process, folder)
+            _await(lambda: _n_snapshots(root) >= n_tables, process, folder, 1.0)
             told("snapshots", s=round(time.monotonic() - began_s, 1), run_mb=_run_mb(process))
             measure(schema, root, spark, process, folder)
         finally:
@@ -206,14 +206,16 @@ def _run_mb(process: subprocess.Popen[bytes]) -> int:
     return total >> 20
 
 
-def _await(condition: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path) -> None:
+def _await(
+    condition: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path, poll_s: float = 0.05
+) -> None:
     deadline_s = time.monotonic() + _DEADLINE_S
     while not condition():
         if process.poll() is not None:
             raise RuntimeError(f"the run ended: {(folder / 'run.log').read_text()[-2000:]}")
         if time.monotonic() > deadline_s:
             raise RuntimeError("the log did not come on")
-        time.sleep(0.05)
+        time.sleep(poll_s)
 
 
 def main() -> None:
