@@ -141,9 +141,10 @@ def values_of(ids: npt.NDArray[np.int64], number: int) -> dict[str, pa.Array]:
 class MadeLog:
     """A change log as the sink leaves it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, root: Location | None = None) -> None:
+        """``root``: where it is instead, a store."""
         self.path = path
-        self._root = Location.parse(str(path))
+        self._root = root or Location.parse(str(path))
         columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
         DeltaTableWriter.open_or_create(self._root.child(locations.TRANSACTIONS), "transactions", columns)
 

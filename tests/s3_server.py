@@ -169,10 +169,10 @@ class CountedS3:
 
 
 @contextmanager
-def counted_s3() -> Iterator[CountedS3]:
+def counted_s3(server: type[S3Server] = S3Server) -> Iterator[CountedS3]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve_and_count, args=(theirs,), daemon=True)
+    process = context.Process(target=_serve_and_count, args=(theirs, server), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -183,8 +183,8 @@ def counted_s3() -> Iterator[CountedS3]:
         process.join()
 
 
-def _serve_and_count(connection: Connection) -> None:
-    server = S3Server()
+def _serve_and_count(connection: Connection, kind: type[S3Server]) -> None:
+    server = kind()
     connection.send((server.port, server.bucket))
     with suppress(EOFError):
         while True:

@@ -18,6 +18,7 @@ without a run.
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -70,6 +71,9 @@ class GenerationLines:
         self._tables = tables
         self._application_id = application_id
         self._ownership = ownership
+        self._last: deque[LogTable] = deque(maxlen=1)
+        """``_snapshots``, as the last ``add`` has left it: the next one need not open it, which takes longer with each
+        table whose snapshot is taken. Whoever commits in between has that one refused, and then it is opened."""
 
     def all(self, makes: bool) -> list[GenerationLine]:
         """The last state of each generation, by table and number; of all slots that write below this root.
@@ -102,14 +106,14 @@ class GenerationLines:
         """The line of a generation that has finished, and in the same commit the one that ends it at once."""
         table, version = row["table"], 2 * row["generation"]
         if ended is None:
-            self._add(table, version, lambda writer: [row])
+            self._add(table, version, lambda writer: [row], self._last)
             return
         line_id = self._line_id(table)
 
         def rows(writer: LogTable) -> list[dict[str, Any]]:
             return [ended] if writer.watermark(line_id) >= version else [row, ended]
 
-        self._add(table, version + 1, rows)
+        self._add(table, version + 1, rows, self._last)
 
     def end(self, line: GenerationLine, reason: str, until: Callable[[], int]) -> None:
         """Add the line that says why the generation has ended, and up to where it stands."""
@@ -157,15 +161,24 @@ class GenerationLines:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _add(self, table: str, version: int, make: Callable[[LogTable], list[dict[str, Any]]]) -> None:
+    def _add(
+        self,
+        table: str,
+        version: int,
+        make: Callable[[LogTable], list[dict[str, Any]]],
+        opened: deque[LogTable] | None = None,
+    ) -> None:
+        """``opened``: what may be older than the table is, where ``make`` needs no rows of others."""
+
         def add() -> None:
-            writer = self._opened()
+            writer = opened.pop() if opened else self._opened()
             assert writer is not None
             line_id = self._line_id(table)
-            if writer.watermark(line_id) >= version:
-                return
-            self._append(writer, make(writer), {line_id: version})
-            reach("snapshot_told")
+            if writer.watermark(line_id) < version:
+                self._append(writer, make(writer), {line_id: version})
+                reach("snapshot_told")
+            if opened is not None:
+                opened.append(writer)
 
         guarded(self._tables, locations.SNAPSHOTS, add)
 

@@ -130,7 +130,8 @@ class Location:
 
     ``uri`` is an absolute path for a local one, else a URI without a trailing slash. ``storage_options`` are
     deltalake's. They may hold secrets, so they are not in ``repr``. Files in an object store are written through
-    deltalake's own file system, so that writing and committing use the same credentials.
+    deltalake's own file system, so that writing and committing use the same credentials; small ones in S3 by boto3,
+    where that has the same (``s3_puts``).
     """
 
     uri: str
@@ -217,6 +218,13 @@ class Location:
             target = os.path.join(self.uri, path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             return pa.OSFile(target, "wb")
+        from xidstream.pipeline.log_tables.s3_puts import small_put
+
+        return small_put(self.uri, path, self.storage_options, lambda: self._upload(path)) or self._upload(
+            path
+        )
+
+    def _upload(self, path: str) -> pa.NativeFile:
         # Not in the module's head: a worker that writes local files need not load deltalake.
         from deltalake.fs import DeltaStorageHandler
 

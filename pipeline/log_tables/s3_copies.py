@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.log_tables.locations import Location
+from xidstream.pipeline.log_tables.s3_puts import endpoint_of, environment_endpoint, s3_client
 from xidstream.pipeline.log_tables.store_copies import CopyRefused, StoreCopies
 
 LARGEST_PART_BYTES: Final = 5 << 30
@@ -40,7 +40,7 @@ class S3Copies(StoreCopies):
 
     @staticmethod
     def can_copy(storage_uri: str, root: Location) -> bool:
-        is_one_store = _host(_storage_endpoint(storage_uri)) == _host(_endpoint(_options(root)))
+        is_one_store = _host(_storage_endpoint(storage_uri)) == _host(endpoint_of(_options(root)))
         return S3Copies.may_copy(storage_uri, root) and is_one_store
 
     @staticmethod
@@ -50,31 +50,15 @@ class S3Copies(StoreCopies):
         return importlib.util.find_spec("boto3") is not None
 
     def __init__(self, storage_uri: str, root: Location) -> None:
-        import boto3
-        from botocore.config import Config
-
         options = _options(root)
         query = parse_qs(urlsplit(storage_uri).query)
         endpoint = _storage_endpoint(storage_uri)
         # As pyarrow reads it: keys may stand before the bucket, and the prefix is percent-encoded.
         self._bucket = urlsplit(storage_uri).netloc.rpartition("@")[2]
         self._prefix = unquote(urlsplit(storage_uri).path).strip("/")
-        self._client: Any = boto3.session.Session().client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name=options.get("region") or query.get("region", [None])[0],
-            aws_access_key_id=options.get("access_key_id"),
-            aws_secret_access_key=options.get("secret_access_key"),
-            aws_session_token=options.get("session_token"),
-            config=Config(
-                # As pyarrow addresses a store of one's own.
-                s3={"addressing_style": "path" if endpoint else "auto"},
-                # A store of one's own may know no checksums after the content.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                max_pool_connections=16,
-            ),
-        )
+        region = options.get("region") or query.get("region", [None])[0]
+        given = options if region is None else {**options, "region": region}
+        self._client = s3_client(given, endpoint)
 
     def read(self, name: str, start: int) -> bytes:
         place = {"Bucket": self._bucket, "Key": self._key_of(name)}
@@ -162,20 +146,10 @@ def _options(root: Location) -> dict[str, str]:
     return {name.lower().removeprefix("aws_"): value for name, value in given.items()}
 
 
-def _endpoint(options: dict[str, str]) -> str | None:
-    """Where deltalake finds the store; None for Amazon's own."""
-    return options.get("endpoint_url") or options.get("endpoint") or _of_environment()
-
-
 def _storage_endpoint(storage_uri: str) -> str | None:
     query = parse_qs(urlsplit(storage_uri).query)
     host = query.get("endpoint_override", [None])[0]
-    return _of_environment() if host is None else f"{query.get('scheme', ['https'])[0]}://{host}"
-
-
-def _of_environment() -> str | None:
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+    return environment_endpoint() if host is None else f"{query.get('scheme', ['https'])[0]}://{host}"
 
 
 def _host(endpoint: str | None) -> str | None:

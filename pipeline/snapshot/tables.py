@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
@@ -109,7 +110,7 @@ class PublishedSource:
         """The relids of all that a snapshot of it locks."""
         return tuple(sorted({self.relation.relid, *(leaf.relid for leaf in self.leaves)}))
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         return sum(leaf.n_bytes for leaf in self.leaves)
 

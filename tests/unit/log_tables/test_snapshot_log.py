@@ -599,6 +599,42 @@ def test_a_run_that_was_taken_over_completes_no_snapshot(tmp_path: Path) -> None
     assert ids(tmp_path) == [10, 11]
 
 
+def numbered(number: int) -> RelationVersion:
+    return dataclasses.replace(RELATION, relid=20_000 + number, table=f"t{number}")
+
+
+def test_lines_are_added_to_what_the_last_one_left_open_and_no_line_of_others_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = list[str]()
+    before = DeltaTables.open
+
+    def spied(self: DeltaTables, key: str, label: str) -> DeltaTableWriter | None:
+        opened.append(key)
+        return before(self, key, label)
+
+    log, other = log_of(tmp_path), log_of(tmp_path, slot="others")
+    log.commit(GENERATION, written(log, range(2)))
+    monkeypatch.setattr(DeltaTables, "open", spied)
+    for number in range(3):
+        log.commit(Generation(numbered(number), 1, BOUNDS), written(log, range(2), numbered(number)))
+    assert "_snapshots" not in opened
+    other.commit(Generation(numbered(9), 1, BOUNDS), written(other, range(2), numbered(9)))
+    log.commit(Generation(numbered(3), 1, BOUNDS), written(log, range(2), numbered(3)))
+    lines = [line.table for line in log_of(tmp_path).lines(False)]
+    assert lines == ['public."a.b"', "public.t0", "public.t1", "public.t2", "public.t3", "public.t9"]
+
+
+def test_a_run_that_was_taken_over_adds_no_line_to_what_it_had_open(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    log.commit(GENERATION, written(log, range(2)))
+    files = written(log, range(2), numbered(1))
+    log_of(tmp_path, tenure=2).lines(True)
+    with pytest.raises(Superseded):
+        log.commit(Generation(numbered(1), 1, BOUNDS), files)
+    assert [line.table for line in log_of(tmp_path, tenure=2).lines(False)] == ['public."a.b"']
+
+
 def test_a_wider_table_takes_the_snapshot_and_a_wider_snapshot_widens_the_table(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     log.commit(GENERATION, written(log, range(2)))

@@ -65,7 +65,7 @@ def test_a_look_that_finds_nothing_is_eight_requests_and_a_refresh_reads_no_log_
         assert refreshed is not None
         assert [each.answer for each in refreshed.tables] == [Answer.SWAP] + [Answer.KEEP] * 9
         # It was 488 and 65 more with each turn. Of ten tables one is a listing and one a look for a commit each.
-        assert len(asked) <= 220, turn
+        assert len(asked) <= 170, turn
     for line in newest(read_lines(DeltaBases(root), IDENTITY.application_id)):
         assert line.lsn == log.lsn
         assert as_rows(rows_at(root, line)) == log.states[line.lsn][line.table]
