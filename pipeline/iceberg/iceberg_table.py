@@ -425,6 +425,14 @@ class IcebergTable:
             raise CommitStateUnknownException("a commit was refused, and is there")
         return False
 
+    def has(self, staged: StagedCommit) -> bool:
+        """Whether the table, as the catalog has it now, has got this commit. Raises what the catalog's driver raises."""
+        try:
+            newest = self._table.catalog.load_table(self._table.name())
+        except NoSuchTableError:
+            return False  # somebody has dropped it
+        return any(each.snapshot_id == staged.producer.snapshot_id for each in newest.metadata.snapshots)
+
     def _required(self, transaction: Transaction) -> tuple[TableRequirement, ...]:
         return *transaction._requirements, AssertTableUUID(uuid=self._table.metadata.table_uuid)
 
