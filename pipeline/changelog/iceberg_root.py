@@ -50,6 +50,11 @@ class IcebergRoot:
     def bases(self, *, makes: bool = False) -> IcebergBases:
         return IcebergBases(self._place, makes=True) if makes else self._bases
 
+    def close(self) -> None:
+        """Let the catalogs go; whoever asks again opens them again."""
+        self._tables.close()
+        self._bases.tables.close()
+
     def title(self, label: str) -> str:
         return self._tables.title(label)
 

@@ -106,7 +106,16 @@ class IcebergBase(IcebergTable):
         is_same = properties.get(SCHEMA) == str(self._table.metadata.current_schema_id)
         return is_same and _marks(_summary(snapshot)) == _marks(properties)
 
+    def _check_spec(self) -> None:
+        """One that somebody has partitioned can be read, as it was before."""
+
     def check_plain(self) -> None:
+        if self._table.spec().fields:
+            raise Unsupported(
+                f"{self.title} is partitioned by another program, and a mirror writes unpartitioned tables only",
+                remedy="remove the partition fields (in Spark: ALTER TABLE … DROP PARTITION FIELD), or drop the base "
+                "table in the catalog: the next refresh goes on, or makes it anew",
+            )
         check_plain(self._table, self._table.current_snapshot(), self.title)
 
     def files(self) -> pa.Table:

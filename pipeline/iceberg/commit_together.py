@@ -9,8 +9,8 @@ What one table's commit promises holds for all of them together, by the same cod
 ``take``): each table requires that its main branch is still at the snapshot which its watermarks were read from. So
 where somebody else was first in one table, the catalog refuses the request (409), and nothing is visible of any. That
 is looked up: a proxy that sends a request again is refused because the first one was done. Then all manifests are
-removed, all tables are read again, and where everybody's change was harmless, all is sent again. Where the outcome is not known (5xx, a lost connection) nothing is removed, and the run reads from the watermarks what
-has happened.
+removed, all tables are read again, and where everybody's change was harmless, all is sent again. Where the outcome is
+not known (5xx, a lost connection) nothing is removed, and the run reads from the watermarks what has happened.
 
 Small files are merged after it, in commits of one table each: these bring no row.
 

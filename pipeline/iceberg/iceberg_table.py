@@ -129,16 +129,19 @@ class IcebergTable:
         self.label = label
         self.ranged = ranged
         self._described: TableMetadata | None = None
-        if table.spec().fields:
-            raise SinkFailed(
-                f"{self.title} is partitioned: this sink writes unpartitioned tables only",
-                remedy="give the sink a namespace of its own",
-            )
+        self._check_spec()
         self._read()
 
     @property
     def title(self) -> str:
         return f"Iceberg table {self.label}"
+
+    def _check_spec(self) -> None:
+        if self._table.spec().fields:
+            raise SinkFailed(
+                f"{self.title} is partitioned: this sink writes unpartitioned tables only",
+                remedy="give the sink a namespace of its own",
+            )
 
     @property
     def loaded(self) -> Table:
@@ -426,7 +429,7 @@ class IcebergTable:
         return False
 
     def has(self, staged: StagedCommit) -> bool:
-        """Whether the table, as the catalog has it now, has got this commit. Raises what the catalog's driver raises."""
+        """Whether the table has this commit, as the catalog has it now. Raises what the catalog's driver raises."""
         try:
             newest = self._table.catalog.load_table(self._table.name())
         except NoSuchTableError:

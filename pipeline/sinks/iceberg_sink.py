@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from xidstream.pipeline.account.model import LogPart
+from xidstream.pipeline.changelog.iceberg_bases import refuse_base_tables
 from xidstream.pipeline.exchange import AT_ONCE, Pace, SlotIdentity, Tenure
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_table import Newest
@@ -33,6 +34,8 @@ from xidstream.pipeline.sinks.log_shortening import LogShortening
 from xidstream.pipeline.sinks.log_sink import LogSink
 from xidstream.pipeline.sinks.log_watch import LogWatch
 from xidstream.pipeline.spark.frames import SinkBatch
+from xidstream.pipeline.spark.session import GetSession
+from xidstream.pipeline.spark_errors import fault_of
 
 LARGE_ROWS: Final = 50_000
 """What writing these takes is as long as some commits."""
@@ -57,6 +60,7 @@ class IcebergSink(LogSink):
         upkeep = IcebergUpkeep(shorten=self._shorten_logs)
         tables = IcebergTables(place, makes=True, upkeep=upkeep, newest=newest)
         super().__init__(tables, IcebergTables(place, makes=True, newest=newest), identity)
+        self._log_tables = tables
         self._root = IcebergShortenedRoot(place, tables)
         self._retention = retention
         self._shortening: LogShortening | None = None
@@ -65,6 +69,14 @@ class IcebergSink(LogSink):
         self._clock = clock
         self._written_s: float | None = None
         self._took_s = 0.0
+
+    def open(self, session: GetSession) -> None:
+        """Raises ConfigError where the namespace has the base tables of another log."""
+        try:
+            refuse_base_tables(self._log_tables)
+        except Exception as error:
+            raise fault_of(error, f"opening the sink's root {self._log_tables.root}") from error
+        super().open(session)
 
     def claim(self, tenure: Tenure) -> None:
         super().claim(tenure)
@@ -100,3 +112,7 @@ class IcebergSink(LogSink):
         super().write(batch)
         self._written_s = self._clock()
         self._took_s = self._written_s - began_s
+
+    def close(self) -> None:
+        super().close()
+        self._root.close()
