@@ -59,6 +59,7 @@ from xidstream.pipeline.iceberg.staged_commits import (
     files_by_path,
     staged_base,
 )
+from xidstream.pipeline.iceberg.upkeep import remove_files
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.file_rows import rows_of_file
 from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated
@@ -215,6 +216,12 @@ class IcebergBase(IcebergTable):
             self._alter(transaction)
         return len(gone)
 
+    def remove_unreached(self, paths: Collection[str]) -> None:
+        """Remove those of these files, below the location, that nothing of the table names any more."""
+        needed = set().union(*reachable(self._table))
+        base = self._table.location().rstrip("/")
+        remove_files(self._table.io, [f"{base}/{path}" for path in paths if path not in needed])
+
     # -- columns -----------------------------------------------------------------------------------------
 
     def _schema_of(self, columns: Iterable[tuple[str, pa.DataType]]) -> Schema:
@@ -363,6 +370,26 @@ def reachable(table: Table) -> tuple[set[str], set[str]]:
     base = f"{bare(table.location()).rstrip('/')}/"
     below, beside = ({_below(table, p) for p in some if bare(p).startswith(base)} for some in (read, others))
     return below, beside
+
+
+def named_files(table: Table) -> set[str]:
+    """The data files that any snapshot has, by their paths below the table's location."""
+    return {path for path in reachable(table)[0] if path.endswith(".parquet")}
+
+
+def manifests_of(table: Table, paths: Collection[str]) -> list[str]:
+    """The manifests of all snapshots that name one of these data files, also as one that is gone, below the table's
+    location."""
+    io = table.io
+    manifests = {m.manifest_path: m for each in table.metadata.snapshots for m in each.manifests(io)}
+    return sorted(
+        _below(table, path)
+        for path, manifest in manifests.items()
+        if any(
+            _below(table, entry.data_file.file_path) in paths
+            for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)
+        )
+    )
 
 
 def _below(table: Table, path: str) -> str:
