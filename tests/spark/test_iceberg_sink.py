@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import polars as pl
 import pytest
 from deltalake import DeltaTable
 from duckdb_extensions import import_extension
@@ -92,6 +93,10 @@ class Both(World):
         where = self.table(key).metadata_location
         return ordered(self._duck.sql(f"SELECT * FROM iceberg_scan('{where}')").to_arrow_table().to_pylist())
 
+    def by_polars(self, key: str) -> list[int]:
+        rows = pl.scan_iceberg(self.table(key)).select(lsn_of(key)).collect()
+        return sorted(rows[lsn_of(key)].fill_null(0).to_list())
+
     def by_delta(self, directory: str) -> Rows:
         return ordered(DeltaTable(str(self.root / directory)).to_pyarrow_table().to_pylist())
 
@@ -102,6 +107,11 @@ class Both(World):
             wanted = self.by_delta(directory)
             assert self.by_pyiceberg(key) == wanted, key
             assert self.by_duckdb(key) == wanted, key
+            assert self.by_polars(key) == sorted(row[lsn_of(key)] or 0 for row in wanted), key
+
+
+def lsn_of(key: str) -> str:
+    return "_commit_lsn" if "__" in key else "commit_lsn"
 
 
 def ordered(rows: Rows) -> Rows:
