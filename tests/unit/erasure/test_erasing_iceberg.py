@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,10 +26,12 @@ from tests.unit.mirror.test_on_iceberg import (
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.erasure import erasing
 from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
 from xidstream.pipeline.errors import ComponentLost, UsageError
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg.base_table import manifests_of
+from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables import erased_rows
 from xidstream.pipeline.log_tables.erased_keys import parse_keys
 from xidstream.pipeline.mirror.base_tables import BaseTables
@@ -168,6 +171,20 @@ def test_a_file_that_no_snapshot_names_goes_now_and_what_is_in_work_is_waited_fo
     assert [copy.path for copy in looked.copies] == ["data-merged/part.parquet"]
     merged.unlink()
     assert look(made.places, looked).finished_at is not None
+
+
+def test_a_file_that_was_replaced_within_the_hour_stays_though_the_run_has_expired_its_snapshot(
+    made: Erased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_log(done: ErasureRecord) -> set[str]:
+        return {copy.path for copy in done.copies if copy.where == "log"}
+
+    stays = of_log(made.erase())
+    table = IcebergTables(made.log.place).open("public__a", LABEL)
+    assert table is not None and table.expire_until(None)[0]
+    assert stays and of_log(made.erase()) == stays
+    monkeypatch.setattr(erasing, "_IN_USE", datetime.timedelta(0))
+    assert of_log(made.erase()) == set()
 
 
 @pytest.mark.parametrize(
