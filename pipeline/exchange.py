@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -254,6 +254,20 @@ class Batch:
     def segment_parts(self) -> Iterator[SegmentPart]:
         for unit in self.units:
             yield from unit.segments
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a sink takes batches: one may be left to grow for ``hold_s`` seconds from now. But not where it has
+    ``large_rows`` rows or a segment, and not where the sink is behind: the first transaction committed more than
+    ``behind_s`` ago, by the source's clock and ours."""
+
+    hold_s: float = 0.0
+    large_rows: int = 0
+    behind_s: float = 0.0
+
+
+AT_ONCE: Final = Pace()
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,10 @@ _SEPARATOR: Final = "\x1f"
 class IcebergRestServer:
     """At ``uri`` until ``stop``. ``together``: it offers to commit several tables at once, and says in its
     configuration what it offers; else it says nothing. ``n_to_lose``: so many commits are done and answered by 500.
-    ``refusals``: the statuses that the next commits of several tables get instead. ``before`` is called before such a
-    commit is looked at, and ``changed`` after each table's change, in the same request or not."""
+    ``refusals``: the statuses that the next commits of several tables get instead, and ``answers_after`` those that
+    they get when they are done. ``takes_only``: so many tables of such a commit are changed, and the rest refused.
+    ``before`` is called before such a commit is looked at, ``after`` when it is done, and ``changed`` after each
+    table's change, in the same request or not."""
 
     def __init__(self, folder: Path, *, together: bool = False) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -72,7 +74,10 @@ class IcebergRestServer:
         self.n_commits = 0
         self.n_transactions = 0
         self.refusals: list[int] = []
+        self.answers_after: list[int] = []
+        self.takes_only: int | None = None
         self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
         self.changed: Callable[[], object] = lambda: None
         self._one_at_a_time = threading.Lock()
         calls: dict[tuple[str, str], Callable[..., Response]] = {
@@ -171,7 +176,7 @@ class IcebergRestServer:
             self.catalog._write_metadata(found.metadata, found.io, found.metadata_location)
             staged.append((each.identifier, table.metadata_location, found.metadata_location))
         with Session(self.catalog.engine) as session:
-            for identifier, before, after in staged:
+            for identifier, before, after in staged[: self.takes_only]:
                 change = (
                     update(IcebergTables)
                     .where(
@@ -185,7 +190,12 @@ class IcebergRestServer:
                     raise CommitFailedException(f"{identifier.name} was changed")
                 self.changed()
             session.commit()
+        self.after()
+        if self.takes_only is not None:
+            return _error(409, RuntimeError("not so"))
         self.n_transactions += 1
+        if self.answers_after:
+            return _error(self.answers_after.pop(0), RuntimeError("somebody else was first"))
         if self.n_to_lose:
             self.n_to_lose -= 1
             return _error(500, RuntimeError("the answer is lost"))

@@ -75,7 +75,7 @@ def erase(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Erase the rows of some keys from the change log of a Delta sink, its base tables and the storage.
+    """Erase the rows of some keys from the change log of a Delta or Iceberg sink, its base tables and the storage.
 
     The run goes on meanwhile. Erased is what has committed when the command begins: delete the rows in the source
     first. Files that are replaced stay for readers, as long as the tables keep such files; --status says when no copy
@@ -126,9 +126,9 @@ def erase_command(
     as_json: bool,
 ) -> None:
     """Raises what ``pipeline.erasure`` raises, with nothing changed where the arguments are wrong."""
-    from xidstream.pipeline.delta.erased_keys import parse_keys
     from xidstream.pipeline.erasure.erasing import ErasureSettings
     from xidstream.pipeline.erasure.erasing import erase as erase_keys
+    from xidstream.pipeline.log_tables.erased_keys import parse_keys
     from xidstream.pipeline.postgres.admin import settled_flush_lsn
     from xidstream.pipeline.postgres.login import login_of
     from xidstream.pipeline.storage.envelope import now
@@ -220,19 +220,14 @@ def _places(config: Config) -> Places:
     from xidstream.pipeline.settings.file_modes import choose_for_process
     from xidstream.pipeline.sinks.sink import check_sink_spec, parse_sink_spec
 
-    kind, uri = parse_sink_spec(config.sink)
-    if kind.is_log and not kind.carries_rows:
+    kind, _ = parse_sink_spec(config.sink)
+    if not kind.erases_keys:
         raise ConfigError(
-            f"erase is for the change log of a Delta sink, not of {kind.name} tables",
-            remedy="delete the rows in the table by pyiceberg, or by Spark with copy-on-write, while the run goes on: "
-            "docs/iceberg.md says how, and when no copy is left",
-        )
-    if not kind.carries_rows:
-        raise ConfigError(
-            f"erase is for the change log of a Delta sink, and the sink {kind.name} keeps none",
-            remedy="give its root as --sink delta:URI; what a function wrote is yours to erase",
+            f"erase is for the change log of a Delta or Iceberg sink, and the sink {kind.name} keeps none",
+            remedy="give its root as --sink delta:URI or iceberg:CATALOG/namespace; what a function wrote is yours to "
+            "erase",
         )
     check_sink_spec(config.sink)
     choose_for_process(config.storage_mode)
     storage, layout = stored_slot(config)
-    return Places(SlotLog(root_of(uri), config.slot), storage, layout)
+    return Places(SlotLog(root_of(config.sink), config.slot), storage, layout)

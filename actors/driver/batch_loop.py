@@ -105,7 +105,7 @@ class BatchLoop:
                 self._frames = StoredFrames(self._storage, self._layout(tenure))
             while not self._stop.is_set():
                 done, self._done = self._done, None
-                batch = self._call("next_batch", _PULL_WAIT_S, tenure.loop, done)
+                batch = self._call("next_batch", _PULL_WAIT_S, tenure.loop, done, self._sink.pace())
                 if done is not None:
                     reach("batch_reported")
                 if self._stop.is_set():

@@ -19,6 +19,7 @@ import pyarrow as pa
 from xidstream.pipeline.changelog.base_stores import BaseVersion
 from xidstream.pipeline.changelog.log_table import LogTable
 from xidstream.pipeline.changelog.manifest import MANIFEST
+from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.iceberg.base_table import (
     KEPT,
     IcebergBase,
@@ -33,10 +34,13 @@ from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.log_reading import reading
 from xidstream.pipeline.iceberg.staged_commits import files_by_path
 from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.locations import TRANSACTIONS
 from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 
 if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
+
+    from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 
 _CURRENT: Final = "_current"
 
@@ -44,6 +48,15 @@ _CURRENT: Final = "_current"
 def place_of(log: IcebergPlace) -> IcebergPlace:
     """Where the base tables of a log are."""
     return IcebergPlace(log.catalog, f"{log.namespace}{_CURRENT}")
+
+
+def refuse_base_tables(log: IcebergTables) -> None:
+    """Raise ConfigError where the namespace has base tables, which have the names that a log's tables would have."""
+    if log.open(MANIFEST, MANIFEST) is not None:
+        raise ConfigError(
+            f"the namespace {log.root} has the base tables of another log",
+            remedy=f"give the sink a namespace of its own, which does not end with {_CURRENT}",
+        )
 
 
 class IcebergBases:
@@ -66,6 +79,14 @@ class IcebergBases:
     def open_or_create(
         self, key: str, label: str, columns: Sequence[TableColumn], about: TableMetadata
     ) -> IcebergBase:
+        there = self.open(key, label)
+        if there is not None:
+            return there
+        if key == MANIFEST and self.tables.open(TRANSACTIONS, TRANSACTIONS) is not None:
+            raise ConfigError(
+                f"the namespace {self.tables.root} has a change log, and its tables have the names of the base tables",
+                remedy=f"give one of the two logs another namespace: NAMESPACE{_CURRENT} is for base tables",
+            )
         kept = TableMetadata(about.description, {**about.properties, **KEPT}, about.comments)
         found = self.tables.open_or_create(key, label, columns, kept)
         assert isinstance(found, IcebergBase)

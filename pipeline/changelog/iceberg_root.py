@@ -39,7 +39,7 @@ class IcebergRoot:
     delta_location = None
 
     def __init__(self, place: IcebergPlace) -> None:
-        self._place = place
+        self.place = place
         self._tables = IcebergTables(place)
         self._bases = IcebergBases(place)
 
@@ -48,7 +48,12 @@ class IcebergRoot:
         return self._tables.root
 
     def bases(self, *, makes: bool = False) -> IcebergBases:
-        return IcebergBases(self._place, makes=True) if makes else self._bases
+        return IcebergBases(self.place, makes=True) if makes else self._bases
+
+    def close(self) -> None:
+        """Let the catalogs go; whoever asks again opens them again."""
+        self._tables.close()
+        self._bases.tables.close()
 
     def title(self, label: str) -> str:
         return self._tables.title(label)
@@ -84,6 +89,10 @@ class IcebergLogTable(LogTable):
 
     def watermark(self, application_id: str) -> int | None:
         return self._snapshot.watermark(application_id)
+
+    def watermark_now(self, application_id: str) -> int | None:
+        with reading(self.title):
+            return self._snapshot.watermark_now(application_id)
 
     def slots(self) -> list[str]:
         return self._snapshot.slots()

@@ -95,6 +95,10 @@ class LogTable(ABC):
     def watermark(self, application_id: str) -> int | None:
         """The version last committed under ``application_id``: for a slot's own, a commit LSN."""
 
+    def watermark_now(self, application_id: str) -> int | None:
+        """The same of the table's newest version."""
+        raise NotImplementedError
+
     @abstractmethod
     def slots(self) -> list[str]:
         """The application ids of the slots that have written to it. Of ``_transactions`` alone."""

@@ -280,9 +280,9 @@ class ManifestWriter:
                 return
         raise StorageFault(f"the manifest was changed by others during {ATTEMPTS} attempts to commit")
 
-    def take_back(self, directory: str, below: int, version: int) -> None:
-        """Take back the lines that name versions of a base table below ``below``. If one of them is the table's newest,
-        ``version`` is named in its place, which has the same rows but for those that were erased.
+    def take_back(self, directory: str, is_gone: Callable[[int], bool], version: int) -> None:
+        """Take back the lines that name versions of a base table of which ``is_gone``. If one of them is the table's
+        newest, ``version`` is named in its place, which has the same rows but for those that were erased.
 
         Any process may ask for it: it needs no number, and overtakes nobody."""
         if self._bases.open(MANIFEST, MANIFEST) is None:
@@ -292,7 +292,7 @@ class ManifestWriter:
             self.owner = writer.watermark(self._owner_id)
             lines = _lines_of(writer, self._slot)
             ours = [line for line in lines if line.directory == directory]
-            gone = [line for line in ours if line.version < below]
+            gone = [line for line in ours if is_gone(line.version)]
             newest = max(ours, key=lambda line: line.lsn, default=None)
             added = []
             if newest in gone and self._is_at(directory, version, newest):

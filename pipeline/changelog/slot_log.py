@@ -133,6 +133,11 @@ class SlotLog:
         return self._slot
 
     @property
+    def stored(self) -> LogRoot:
+        """Where its tables are, whatever their format."""
+        return self._stored
+
+    @property
     def root(self) -> Location:
         """Where the log's Delta tables are, and base tables beside them. Raises Unsupported where it has none."""
         return self.delta_location("base tables need")

@@ -9,7 +9,7 @@ snapshot's, and all after them is needed.
 
 The rows of a snapshot are counted, by what the table says of its files. If another tool took some of them away, an
 error says so: without them the table would look like one that has few rows, or none. What an erasure took is told by
-its own commits (``delta.erased_rows``).
+its own commits (``log_tables.erased_rows``).
 
 A reader may want a range of keys (``key_spans``). Base and tail are then read for these keys alone, unless keys change
 in a tail that lacks values: a row has such a value from where it was before, under a key that may lie outside.

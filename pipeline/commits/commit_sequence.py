@@ -32,7 +32,16 @@ from xidstream.pipeline.commits.slot_storage import SlotStorage
 from xidstream.pipeline.commits.threads import MakeThreads, own_threads
 from xidstream.pipeline.commits.watched_tasks import WatchedTasks
 from xidstream.pipeline.errors import SlotLost, Superseded, XidstreamError
-from xidstream.pipeline.exchange import Batch, Opened, PreparedTransaction, Sealed, Tenure, TransactionEnd
+from xidstream.pipeline.exchange import (
+    AT_ONCE,
+    Batch,
+    Opened,
+    Pace,
+    PreparedTransaction,
+    Sealed,
+    Tenure,
+    TransactionEnd,
+)
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.parked import LeftOutTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
@@ -312,22 +321,27 @@ class CommitSequence:
 
     # -- to and from the driver ------------------------------------------------------------------------
 
-    async def next_batch(self, wait_s: float, loop: int, done: int | None = None) -> Batch | None:
+    async def next_batch(
+        self, wait_s: float, loop: int, done: int | None = None, pace: Pace = AT_ONCE
+    ) -> Batch | None:
         """The next batch; None when ``wait_s`` passed without one, or nothing more is to come (``finished``).
 
         ``loop``: the tenure's. A call of a driver that died may arrive late, or still wait here: it is Superseded.
-        ``done``: the sink holds the batch of this number; as ``batch_done``, which is one call less.
+        ``done``: the sink holds the batch of this number; as ``batch_done``, which is one call less. ``pace``: the
+        sink's, which leaves small batches to grow here, so that all that commits meanwhile is in the next one.
         """
         if done is not None:
             await self.batch_done(done, loop)
-        deadline = time.monotonic() + wait_s
+        began_s = time.monotonic()
         while True:
             self._tasks.raise_failure()
             self._check_loop(loop)
             if self.is_finished():
                 return None
             reach("releasing")
-            may_release = self._confirming.is_parking_recorded and not self._stopping
+            held_s = began_s + pace.hold_s - time.monotonic()
+            is_due = held_s <= 0 or self._order.is_pressing(pace, time.time_ns() // 1000)
+            may_release = is_due and self._confirming.is_parking_recorded and not self._stopping
             batch = self._order.next_batch() if may_release else None
             if batch is not None:
                 reach("released")
@@ -335,10 +349,10 @@ class CommitSequence:
                     self._leaving_out[batch.number] = met
                 return batch
             self._raise_undeliverable()
-            left_s = deadline - time.monotonic()
+            left_s = began_s + wait_s - time.monotonic()
             if left_s <= 0:
                 return None
-            await self._changed.next(left_s)
+            await self._changed.next(min(left_s, held_s) if held_s > 0 else left_s)
 
     async def failed(self) -> None:
         """Waits for the first error of any part, and raises it."""

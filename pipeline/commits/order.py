@@ -51,12 +51,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
+import pyarrow as pa
+
 from xidstream.pipeline.commits.entries import Entry, EntryKind, EntryState, Head, head_of
 from xidstream.pipeline.commits.joining import JoinRule, first_run, joined_entry
 from xidstream.pipeline.commits.journal import Journal
 from xidstream.pipeline.commits.parking import Parking
 from xidstream.pipeline.errors import IllegalTransition, XidstreamError
-from xidstream.pipeline.exchange import Batch, JournalFile, Sealed, UnitEnd
+from xidstream.pipeline.exchange import Batch, JournalFile, Pace, Sealed, UnitEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 
 
@@ -255,6 +257,23 @@ class CommitOrder:
             entry.batch_number = number
         self._taken[number] = entries
         return _batch(number, entries, n_rows, n_bytes, self.parking)
+
+    def is_pressing(self, pace: Pace, now_us: int) -> bool:
+        """Whether the next batch is none that ``pace`` leaves to grow. ``now_us``: microseconds since 1970."""
+        n_rows = 0
+        is_first = True
+        for entry in self._releasable():
+            content = entry.content
+            assert content is not None
+            if is_first and content.transactions.num_rows:
+                is_first = False
+                committed_us = content.transactions.column("commit_timestamp").cast(pa.int64())[0].as_py()
+                if now_us - committed_us > pace.behind_s * 1e6:
+                    return True
+            n_rows += content.n_rows
+            if content.segments or n_rows >= pace.large_rows:
+                return True
+        return False
 
     def batch_done(self, number: int) -> list[Sealed]:
         """The sink holds the batch. Returns its content; what the journal names of it is still needed."""

@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Set
+from functools import partial
 
 import pyarrow as pa
 
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.erased_keys import ErasedKeys, rows_of_keys
-from xidstream.pipeline.delta.erased_rows import first_lsn, rows_in_file
-from xidstream.pipeline.delta.upkeep import SNAPSHOT, remove_files
+from xidstream.pipeline.delta.upkeep import remove_files
 from xidstream.pipeline.log_tables import attempt_files
+from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, rows_of_keys
+from xidstream.pipeline.log_tables.erased_rows import batches_of, first_lsn, rows_in_file
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.small_files import OWN
+from xidstream.pipeline.log_tables.small_files import OWN, SNAPSHOT_FILES
 from xidstream.pipeline.settings.delta_retention import kept_files_s
 
 
@@ -53,13 +54,13 @@ def copies_in_log(
     cleared: list[str] = []
     for path in _unnamed(table, writer):
         try:
-            n_rows = rows_in_file(table, path, wanted, upto)
+            n_rows = rows_in_file(partial(batches_of, table), path, wanted, upto)
         except FileNotFoundError:
             continue  # the upkeep has removed it
         except pa.ArrowException:
             stays.append(path)
             continue
-        may_go = path in old if path in removed else path.startswith((OWN, SNAPSHOT))
+        may_go = path in old if path in removed else path.startswith((OWN, SNAPSHOT_FILES))
         if n_rows:
             (goes if may_go else stays).append(path)
         elif path not in removed:
@@ -80,7 +81,7 @@ def in_work(table: Location, label: str, upto: int, known: Set[str]) -> list[str
         if path in known:
             continue
         try:
-            if first_lsn(table, path) <= upto:
+            if first_lsn(partial(batches_of, table), path) <= upto:
                 found.append(path)
         except FileNotFoundError:
             continue

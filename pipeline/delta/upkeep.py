@@ -61,14 +61,19 @@ from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.layout import layout_columns
 from xidstream.pipeline.log_tables.locations import TRANSACTIONS, Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
-from xidstream.pipeline.log_tables.small_files import CLUSTERED, MIDDLING, OWN, many_small, merge
+from xidstream.pipeline.log_tables.small_files import (
+    CLUSTERED,
+    MIDDLING,
+    OWN,
+    SNAPSHOT_FILES,
+    many_small,
+    merge,
+)
 from xidstream.pipeline.log_tables.table_metadata import columns_with_statistics
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
 
-SNAPSHOT: Final = "snapshot-"
-"""How the paths of the files begin that readers write of a table's snapshot."""
-LEFTOVER_H: Final = {OWN: 7 * 24, SNAPSHOT: 30 * 24}
+LEFTOVER_H: Final = {OWN: 7 * 24, SNAPSHOT_FILES: 30 * 24}
 """Hours: by then a file of this kind has its commit, or never gets one."""
 PORTION: Final = 64
 """So many files are removed before the next look whether to stop."""

@@ -3,9 +3,9 @@
 **Who does it.** The process of the command, beside the run and without it. Nothing of a run is stopped or asked. A
 request that the run carries out, as ``snapshot request`` is one, was rejected: it would have to have the keys in the
 storage, in one more place to erase from, and a run that is down would erase nothing. What keeps the two apart is
-Delta's own check of commits. Each step is one commit of one table, which is refused if anybody came before, and has
-everybody refused who began before it. No watermark and no owner moves. So the run's exactly-once does not know of
-erasures.
+the format's own check of commits. Each step is one commit of one table, which is refused if anybody came before, and
+has everybody refused who began before it. No watermark and no owner moves. So the run's exactly-once does not know of
+erasures. What a format does otherwise says ``erased_store``.
 
 **The LSN.** What the server has flushed when the command begins. The erasure waits until the sink has everything up to
 there, by the slot's record, and no further: a row that commits later is not its business, and stays. How many of these
@@ -17,8 +17,8 @@ there are is told.
    then, and copies of what is delivered. A row up to there that comes again, after a crash, is dropped by the table's
    watermark; and the record confirms it, so the server does not send it. So no journal file and no segment is ever
    written anew, with their checksums: they go by themselves when they are delivered.
-2. *The log* (``delta.erased_rows``). The sink's batch, a merge and a compaction in hand are refused and done anew. A
-   snapshot that was read before is taken again.
+2. *The log* (``log_tables.erased_rows``). The sink's batch, a merge and a compaction in hand are refused and done anew.
+   A snapshot that was read before is taken again.
 3. *The base table* (``mirror.erased_base``). A refresh in hand, which read the log of before, is done anew.
 4. *Copies are listed* (``ErasureRecord``): files that the log's table does not name any more (``delta.erased_copies``),
    files and log files of older versions of the base table, and what the storage has: files of the journal, and segments
@@ -50,26 +50,17 @@ Used by ``actors.cli.erase``.
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from xidstream.pipeline.changelog.slot_log import SlotLog
-from xidstream.pipeline.delta.erased_copies import copies_in_log, in_work, left_of
-from xidstream.pipeline.delta.erased_keys import ErasedKeys, rows_of_keys
-from xidstream.pipeline.delta.erased_rows import erase_rows
-from xidstream.pipeline.erasure.kept_states import keep_states
+from xidstream.pipeline.erasure.erased_store import ErasedStore, store_of
 from xidstream.pipeline.errors import PreconditionMissing, SegmentCorrupt, UsageError
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.mirror.erased_base import (
-    base_location,
-    copies_in_base,
-    erase_base,
-    in_work_in_base,
-    keys_of_base,
-    remove_copies,
-)
+from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, rows_of_keys
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.spark_errors import fault_of
 from xidstream.pipeline.storage.envelope import now
@@ -89,6 +80,8 @@ from xidstream.pipeline.storage.progress import read_progress
 from xidstream.pipeline.storage.storage import Storage
 
 _POLL_S: Final = 0.5
+_IN_USE: Final = datetime.timedelta(hours=1)
+"""For so long a reader may have files of the log open that the erasure has replaced."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +136,11 @@ def erase(
     _wait(places, record.upto_lsn, settings)
     oldest = log.oldest_lsn(label)
     try:
-        keep_states(log, label, keys, held, settings.check)
-        done = erase_rows(
-            found.location, label, log.application_id, keys, int(record.upto_lsn), settings.check
-        )
-        base = erase_base(log.root, log.application_id, label, keys, held, settings.check)
-        copies, cleared = _copies(places, label, keys, record, settings)
+        store = store_of(log, label)
+        store.keep_states(keys, held, settings.check)
+        done = store.erase_rows(keys, int(record.upto_lsn), settings.check)
+        base = store.erase_base(keys, held, settings.check)
+        copies, cleared = _copies(places, store, keys, record, settings)
     except Exception as error:
         raise fault_of(error, f"erasing from table {label}") from error
     _tell_states(log, label, oldest, settings)
@@ -179,18 +171,18 @@ def look(places: Places, record: ErasureRecord) -> ErasureRecord:
     stays as it is. Raises StorageFault and what deltalake raises."""
     if record.erased_at is None or record.finished_at is not None:
         return record
-    label, found = places.log.log_table(record.table)
+    label, _ = places.log.log_table(record.table)
+    store = store_of(places.log, label)
     by_place = {where: [c.path for c in record.copies if c.where == where] for where in (LOG, BASE)}
-    left = {(LOG, path) for path in left_of(found.location, by_place[LOG])}
-    base = base_location(places.log.root, label)
-    left |= {(BASE, path) for path in left_of(base, by_place[BASE])}
+    left = {(LOG, path) for path in store.left_in_log(by_place[LOG])}
+    left |= {(BASE, path) for path in store.left_in_base(by_place[BASE])}
     of_tables = [copy for copy in record.copies if (copy.where, copy.path) in left]
     known = {
         where: {c.path for c in (*record.copies, *record.cleared) if c.where == where}
         for where in (LOG, BASE)
     }
-    late = [Copy(IN_WORK, p) for p in in_work(found.location, label, int(record.upto_lsn), known[LOG])]
-    late += [Copy(IN_WORK, path) for path in in_work_in_base(base, label, known[BASE])]
+    late = [Copy(IN_WORK, path) for path in store.in_work_in_log(int(record.upto_lsn), known[LOG])]
+    late += [Copy(IN_WORK, path) for path in store.in_work_in_base(known[BASE])]
     copies = (*of_tables, *late, *_in_storage(places, record))
     if copies == record.copies and copies:
         return record
@@ -246,23 +238,17 @@ def _wait(places: Places, upto: Lsn, settings: ErasureSettings) -> None:
 
 
 def _copies(
-    places: Places, label: str, keys: ErasedKeys, record: ErasureRecord, settings: ErasureSettings
+    places: Places, store: ErasedStore, keys: ErasedKeys, record: ErasureRecord, settings: ErasureSettings
 ) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
     """What may have such rows, and which files that no commit names have none."""
-    log = places.log
-    _, found = log.log_table(label)
-    upto = int(record.upto_lsn)
-    stays, clear = copies_in_log(found.location, label, keys, upto, at_once=settings.at_once)
-    copies, cleared = [Copy(LOG, path) for path in stays], [Copy(LOG, path) for path in clear]
-    base = base_location(log.root, label)
-    held = rows_of_keys(keys, found.columns, found.properties, label).held
-    wanted = keys_of_base(base, label, keys, held)
-    if wanted is not None:
-        if settings.at_once:
-            remove_copies(log.root, log.application_id, label, wanted)
-        stays, clear = copies_in_base(base, wanted, label)
-        copies += [Copy(BASE, path) for path in stays]
-        cleared += [Copy(BASE, path) for path in clear]
+    _, found = places.log.log_table(record.table)
+    held = rows_of_keys(keys, found.columns, found.properties, record.table).held
+    is_recent = record.erased_at is not None and now() - record.erased_at < _IN_USE
+    recent = {copy.path for copy in record.copies if is_recent and copy.where == LOG}
+    of_log = store.in_log(keys, int(record.upto_lsn), recent, at_once=settings.at_once)
+    of_base = store.in_base(keys, held, at_once=settings.at_once)
+    copies = [Copy(where, path) for where, each in ((LOG, of_log), (BASE, of_base)) for path in each.copies]
+    cleared = [Copy(where, path) for where, each in ((LOG, of_log), (BASE, of_base)) for path in each.cleared]
     return (*copies, *_in_storage(places, record)), tuple(cleared)
 
 

@@ -24,7 +24,7 @@ the table's newest would be an old state for a moment, for everybody who reads i
 own for each such version: later erasures, the vacuum and every reader would have to look into it. All versions, and not
 only the oldest: the changes in between are there.
 
-Called by ``erasing``, ahead of ``delta.erased_rows``. pyarrow and deltalake.
+Called by ``erasing``, ahead of ``log_tables.erased_rows``. pyarrow and deltalake.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from xidstream.pipeline.changelog.shortening import stretches_of
 from xidstream.pipeline.changelog.slot_log import SlotLog
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.erased_keys import ErasedKeys, HeldIn, rows_of_keys
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import attempt_files, locations
+from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, HeldIn, rows_of_keys
 from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated

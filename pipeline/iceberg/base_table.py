@@ -59,6 +59,7 @@ from xidstream.pipeline.iceberg.staged_commits import (
     files_by_path,
     staged_base,
 )
+from xidstream.pipeline.iceberg.upkeep import remove_files
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.file_rows import rows_of_file
 from xidstream.pipeline.log_tables.log_table import MAX_VERSION, NOTHING, SnapshotOutdated
@@ -106,7 +107,16 @@ class IcebergBase(IcebergTable):
         is_same = properties.get(SCHEMA) == str(self._table.metadata.current_schema_id)
         return is_same and _marks(_summary(snapshot)) == _marks(properties)
 
+    def _check_spec(self) -> None:
+        """One that somebody has partitioned can be read, as it was before."""
+
     def check_plain(self) -> None:
+        if self._table.spec().fields:
+            raise Unsupported(
+                f"{self.title} is partitioned by another program, and a mirror writes unpartitioned tables only",
+                remedy="remove the partition fields (in Spark: ALTER TABLE … DROP PARTITION FIELD), or drop the base "
+                "table in the catalog: the next refresh goes on, or makes it anew",
+            )
         check_plain(self._table, self._table.current_snapshot(), self.title)
 
     def files(self) -> pa.Table:
@@ -205,6 +215,12 @@ class IcebergBase(IcebergTable):
             transaction._stage((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}),))
             self._alter(transaction)
         return len(gone)
+
+    def remove_unreached(self, paths: Collection[str]) -> None:
+        """Remove those of these files, below the location, that nothing of the table names any more."""
+        needed = set().union(*reachable(self._table))
+        base = self._table.location().rstrip("/")
+        remove_files(self._table.io, [f"{base}/{path}" for path in paths if path not in needed])
 
     # -- columns -----------------------------------------------------------------------------------------
 
@@ -354,6 +370,26 @@ def reachable(table: Table) -> tuple[set[str], set[str]]:
     base = f"{bare(table.location()).rstrip('/')}/"
     below, beside = ({_below(table, p) for p in some if bare(p).startswith(base)} for some in (read, others))
     return below, beside
+
+
+def named_files(table: Table) -> set[str]:
+    """The data files that any snapshot has, by their paths below the table's location."""
+    return {path for path in reachable(table)[0] if path.endswith(".parquet")}
+
+
+def manifests_of(table: Table, paths: Collection[str]) -> list[str]:
+    """The manifests of all snapshots that name one of these data files, also as one that is gone, below the table's
+    location."""
+    io = table.io
+    manifests = {m.manifest_path: m for each in table.metadata.snapshots for m in each.manifests(io)}
+    return sorted(
+        _below(table, path)
+        for path, manifest in manifests.items()
+        if any(
+            _below(table, entry.data_file.file_path) in paths
+            for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)
+        )
+    )
 
 
 def _below(table: Table, path: str) -> str:

@@ -7,10 +7,10 @@ alone, so its session, its models and its classes of errors are used here, and i
 
 What one table's commit promises holds for all of them together, by the same code (``IcebergTable.begin``, ``stage``,
 ``take``): each table requires that its main branch is still at the snapshot which its watermarks were read from. So
-where somebody else was first in one table, the catalog refuses the request (409), and nothing is visible of any. Then
-all manifests are removed, all tables are read again, and where everybody's change was harmless, all is sent again.
-Where the outcome is not known (5xx, a lost connection) nothing is removed, and the run reads from the watermarks what
-has happened.
+where somebody else was first in one table, the catalog refuses the request (409), and nothing is visible of any. That
+is looked up: a proxy that sends a request again is refused because the first one was done. Then all manifests are
+removed, all tables are read again, and where everybody's change was harmless, all is sent again. Where the outcome is
+not known (5xx, a lost connection) nothing is removed, and the run reads from the watermarks what has happened.
 
 Small files are merged after it, in commits of one table each: these bring no row.
 
@@ -109,6 +109,8 @@ class _Together:
                 self._send(tables, staged)
                 break
             except CommitFailedException:
+                if self._were_taken(tables, staged):
+                    break
                 _discard(staged)
                 for table, versions in zip(tables, moved, strict=True):
                     table.reload_behind_harmless(versions)
@@ -119,6 +121,17 @@ class _Together:
             list(threads.map(IcebergTable.take, tables, staged, moved))
         for table, each in zip(tables, commits, strict=True):
             table.merge_behind(each.files, each.lsn_column)
+
+    def _were_taken(self, tables: Sequence[IcebergTable], staged: Sequence[StagedCommit]) -> bool:
+        """Whether a request that the catalog has refused was done all the same (``IcebergTable.has``): one that a proxy
+        has sent again loses the race against itself. Raises as ``answering`` where only some tables have it, or it
+        cannot be found out."""
+        with answering(self._root):
+            with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="iceberg-reading") as threads:
+                found = set(threads.map(IcebergTable.has, tables, staged))
+            if len(found) > 1:
+                raise CommitStateUnknownException("a commit of several tables was refused, and some have it")
+        return True in found
 
     def _send(self, tables: Sequence[IcebergTable], staged: Sequence[StagedCommit]) -> None:
         """Once, or again after a new token. Raises CommitFailedException where nothing of it was done, and what

@@ -9,6 +9,7 @@ Called by ``iceberg_table``.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Final
 
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -47,6 +48,28 @@ def old_snapshots(metadata: TableMetadata) -> list[Snapshot]:
             if now_ms - each.timestamp_ms < int(properties[_KEEP_MS])
         }
     return [each for each in metadata.snapshots if each.snapshot_id not in kept]
+
+
+def superseded(metadata: TableMetadata, before_ms: int | None) -> list[Snapshot]:
+    """The snapshots that others followed before that time, by the clocks of who made them; None: all but the newest.
+    Without those that tags and branches come from."""
+    if metadata.properties.get("gc.enabled", "true").lower() == "false":
+        return []
+    by_id = {each.snapshot_id: each for each in metadata.snapshots}
+    kept = {metadata.current_snapshot_id}
+    for name, ref in metadata.refs.items():
+        at: int | None = ref.snapshot_id
+        while name != MAIN_BRANCH and at in by_id:
+            kept.add(at)
+            at = by_id[at].parent_snapshot_id
+    in_order = sorted(metadata.snapshots, key=lambda each: each.sequence_number or 0)
+    followed_ms = {each.snapshot_id: later.timestamp_ms for each, later in itertools.pairwise(in_order)}
+    return [
+        each
+        for each in in_order
+        if each.snapshot_id not in kept
+        and (before_ms is None or followed_ms.get(each.snapshot_id, before_ms) < before_ms)
+    ]
 
 
 def line_of(metadata: TableMetadata) -> set[int]:

@@ -59,7 +59,7 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.iceberg import expiring
 from xidstream.pipeline.iceberg.catalog_errors import answering
 from xidstream.pipeline.iceberg.durable_io import written
-from xidstream.pipeline.iceberg.expiring import line_of, old_snapshots
+from xidstream.pipeline.iceberg.expiring import line_of, old_snapshots, superseded
 from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
 from xidstream.pipeline.iceberg.staged_commits import (
     MANIFEST_BYTES,
@@ -72,6 +72,7 @@ from xidstream.pipeline.iceberg.staged_commits import (
     staged_replacement,
 )
 from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated, check_commit
 from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
@@ -129,16 +130,19 @@ class IcebergTable:
         self.label = label
         self.ranged = ranged
         self._described: TableMetadata | None = None
-        if table.spec().fields:
-            raise SinkFailed(
-                f"{self.title} is partitioned: this sink writes unpartitioned tables only",
-                remedy="give the sink a namespace of its own",
-            )
+        self._check_spec()
         self._read()
 
     @property
     def title(self) -> str:
         return f"Iceberg table {self.label}"
+
+    def _check_spec(self) -> None:
+        if self._table.spec().fields:
+            raise SinkFailed(
+                f"{self.title} is partitioned: this sink writes unpartitioned tables only",
+                remedy="give the sink a namespace of its own",
+            )
 
     @property
     def loaded(self) -> Table:
@@ -425,6 +429,14 @@ class IcebergTable:
             raise CommitStateUnknownException("a commit was refused, and is there")
         return False
 
+    def has(self, staged: StagedCommit) -> bool:
+        """Whether the table has this commit, as the catalog has it now. Raises what the catalog's driver raises."""
+        try:
+            newest = self._table.catalog.load_table(self._table.name())
+        except NoSuchTableError:
+            return False  # somebody has dropped it
+        return any(each.snapshot_id == staged.producer.snapshot_id for each in newest.metadata.snapshots)
+
     def _required(self, transaction: Transaction) -> tuple[TableRequirement, ...]:
         return *transaction._requirements, AssertTableUUID(uuid=self._table.metadata.table_uuid)
 
@@ -456,7 +468,8 @@ class IcebergTable:
             raise SnapshotOutdated(self.label)
 
     def _made_from(self, moved: Mapping[str, int]) -> tuple[object, ...]:
-        watermarks = {each: self.watermark(each) for each in moved}
+        # A snapshot that was read before an erasure may have rows that were erased.
+        watermarks = {each: self.watermark(each) for each in (*moved, ERASURES)}
         return watermarks, self._table.schema(), self._table.location()
 
     def _named(self, paths: Sequence[str]) -> list[DataFile]:
@@ -479,6 +492,19 @@ class IcebergTable:
     ) -> StagedCommit:
         line = line_of(self._table.metadata) if expired else ()
         return StagedCommit(transaction, producer, expired, line, self._required(transaction))
+
+    def expire_until(self, before_ms: int | None) -> tuple[Sequence[Snapshot], Collection[int]]:
+        """Have the table forget, in a commit of its own, the snapshots that others followed before that time; None:
+        all but the newest. What a tag or a branch comes from stays, and with ``gc.enabled=false`` all do. Returns those
+        that went, and the ids that the main branch came from. Raises SnapshotOutdated."""
+        metadata = self._table.metadata
+        line, expired = line_of(metadata), superseded(metadata, before_ms)
+        if expired:
+            transaction = KnownTransaction(self._table)
+            ids = [each.snapshot_id for each in expired]
+            transaction._stage((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}),))
+            self._alter(transaction)
+        return expired, line
 
     def _expire(self, transaction: Transaction) -> list[Snapshot]:
         """Have the commit remove the oldest snapshots, if there are many."""

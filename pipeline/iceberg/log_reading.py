@@ -21,7 +21,7 @@ pyiceberg alone, no Spark. Called by ``pipeline.changelog.iceberg_root`` and ``m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,6 +106,12 @@ class TableSnapshot:
         """None where nothing was committed under the id."""
         known = f"{LSN}{application_id}" in self._loaded.properties
         return self._table.watermark(application_id) if known else None
+
+    def watermark_now(self, application_id: str) -> int | None:
+        """The same of the table as it is now."""
+        newest = self._loaded.catalog.load_table(self._loaded.name())
+        found = newest.properties.get(f"{LSN}{application_id}")
+        return None if found is None else int(found)
 
     def slots(self) -> list[str]:
         """The application ids of the slots whose runs have written to the table."""
@@ -210,6 +216,16 @@ class TableSnapshot:
             for taken in version["columns"].values():
                 taken["column"] = todays.get(taken["column"], taken["column"])
         return {**properties, VERSIONS: json.dumps(versions)} if versions else properties
+
+
+def todays_names(columns: Sequence[FileColumn], names: Sequence[str]) -> list[str]:
+    """What the table calls the columns of a file, which are called ``names`` there; empty for one that is gone."""
+    todays: dict[str, str] = {}
+    for column in columns:
+        name = next((each for each in column.names if each in names), None)
+        if name is not None:
+            todays[name] = column.names[0]
+    return [todays.get(name, "") for name in names]
 
 
 def _versions(properties: Mapping[str, str]) -> list[dict[str, Any]]:

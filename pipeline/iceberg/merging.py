@@ -45,7 +45,7 @@ import pyarrow as pa
 from xidstream.pipeline import events
 from xidstream.pipeline.errors import Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.iceberg.log_reading import FileColumn, SnapshotFile, TableSnapshot
+from xidstream.pipeline.iceberg.log_reading import SnapshotFile, TableSnapshot, todays_names
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.small_files import MIDDLING, OWN, Gathering, many_small, merge
@@ -143,7 +143,7 @@ def _write(table: IcebergTable, gathering: Gathering, lsn_column: str, directory
     columns = snapshot.file_columns
 
     def names_of(names: Sequence[str]) -> Sequence[str]:
-        return _todays_names(columns, names)
+        return todays_names(columns, names)
 
     merged = merge(
         table.location, replaced, table.columns, lsn_column, directory, table.ranged, names_of=names_of
@@ -162,16 +162,6 @@ def _listed(files: Sequence[SnapshotFile], lsn_column: str) -> pa.Table:
             f"min.{lsn_column}": pa.array([each.least.get(lsn_column) for each in files], pa.int64()),
         }
     )
-
-
-def _todays_names(columns: Sequence[FileColumn], names: Sequence[str]) -> list[str]:
-    """What the table calls the columns of a file, which are called ``names`` there; empty for one that is gone."""
-    todays: dict[str, str] = {}
-    for column in columns:
-        name = next((each for each in column.names if each in names), None)
-        if name is not None:
-            todays[name] = column.names[0]
-    return [todays.get(name, "") for name in names]
 
 
 def _remove(table: IcebergTable, directory: str) -> None:

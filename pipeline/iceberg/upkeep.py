@@ -209,17 +209,7 @@ class IcebergUpkeep:
         return max(times_s, default=None)
 
     def _remove(self, io: FileIO, paths: Sequence[str]) -> None:
-        for start in range(0, len(paths), PORTION):
-            if self._ends:
-                return
-            portion = paths[start : start + PORTION]
-            for path in portion:
-                with suppress(FileNotFoundError):
-                    io.delete(path)
-            # Each file of a batch has a folder of its own: a table with a commit a second would get 86,400 a day.
-            for folder in {os.path.dirname(bare(path)) for path in portion if path.startswith(_LOCAL)}:
-                with suppress(OSError):  # it has other files
-                    os.rmdir(folder)
+        remove_files(io, paths, lambda: self._ends)
 
     def _tell(self, label: str, error: BaseException) -> None:
         """Once for each kind of failure."""
@@ -230,6 +220,21 @@ class IcebergUpkeep:
         what = "what it does not need any more could not be removed"
         text = f"Iceberg table {label}: {what} ({kind}); this is tried again"
         _LOGGER.warning(events.Event("upkeep_failed", text, table=label))
+
+
+def remove_files(io: FileIO, paths: Sequence[str], ends: Callable[[], bool] = lambda: False) -> None:
+    """Remove files, by their whole paths, until ``ends`` says so. One that is gone is no error."""
+    for start in range(0, len(paths), PORTION):
+        if ends():
+            return
+        portion = paths[start : start + PORTION]
+        for path in portion:
+            with suppress(FileNotFoundError):
+                io.delete(path)
+        # Each file of a batch has a folder of its own: a table with a commit a second would get 86,400 a day.
+        for folder in {os.path.dirname(bare(path)) for path in portion if path.startswith(_LOCAL)}:
+            with suppress(OSError):  # it has other files
+                os.rmdir(folder)
 
 
 def unnamed_by(

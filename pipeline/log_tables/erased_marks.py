@@ -1,7 +1,7 @@
 """What a table of the log says of the erasures that it went through: numbers beside its watermarks.
 
-``delta.erased_rows`` writes them, in the commit that takes the rows. Whoever counts rows, or has read rows before, asks
-for them: a snapshot that is committed, a stream of changes, a refresh of base tables.
+``erased_rows`` writes them, in the commit that takes the rows. Whoever counts rows, or has read rows before, asks for
+them: a snapshot that is committed, a stream of changes, a refresh of base tables.
 """
 
 from __future__ import annotations

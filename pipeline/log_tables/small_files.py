@@ -44,6 +44,8 @@ from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFil
 
 OWN: Final = "data-"
 """How the paths of the files begin that the sink writes of batches."""
+SNAPSHOT_FILES: Final = "snapshot-"
+"""How those begin that readers write of a table's snapshot."""
 _READS: Final = 8
 """Files that are read at a time: an object store lets each of them wait."""
 

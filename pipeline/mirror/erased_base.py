@@ -1,6 +1,6 @@
 """A base table without the rows of erased keys: its files written anew, and the manifest's lines of before taken back.
 
-The log comes first (``delta.erased_rows``). Then, in this order:
+The log comes first (``log_tables.erased_rows``). Then, in this order:
 
 1. The base table gets new files for those that have such rows: an ordinary swap, at the LSN that it has. Where no file
    has one, a commit without files. Either one has Delta refuse what a refresh has in hand.
@@ -28,18 +28,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from xidstream.pipeline.changelog.base_stores import StoredTable
 from xidstream.pipeline.changelog.delta_bases import DeltaBase, DeltaBases, current
 from xidstream.pipeline.changelog.manifest import ManifestWriter, base_of, read_lines
-from xidstream.pipeline.delta.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import attempt_files, locations
+from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
 from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
@@ -79,10 +81,10 @@ def keys_of_base(
 ) -> RowsOfKeys | None:
     """The keys in the types of a base table; None where there is no base table. ``held``: of the log's table."""
     writer = DeltaBase.open(location, label)
-    return None if writer is None else _keys_of(writer, keys, held)
+    return None if writer is None else keys_in(writer, keys, held)
 
 
-def _keys_of(writer: DeltaBase, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]) -> RowsOfKeys:
+def keys_in(writer: StoredTable, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]) -> RowsOfKeys:
     there = {column.name: column.type for column in writer.columns}
     mine = {
         name: [HeldIn(name, there[name], columns[0].pg_type)]
@@ -113,17 +115,20 @@ def erase_base(
         if writer is None:
             return None
         try:
-            wanted = _keys_of(writer, keys, held)
+            wanted = keys_in(writer, keys, held)
             # Of versions that are named: what is in none of them is no reason to take one back.
             is_in_earlier = any(
-                _has_row(location, path, wanted) for path in _earlier_files(writer, root, slot)
+                has_row(location, path, wanted) for path in _earlier_files(writer, root, slot)
             )
-            done = _rewritten(writer, location, slot, label, wanted, check, is_in_earlier=is_in_earlier)
+            ranged = ranged_key(writer)
+            reopened = partial(DeltaBase.open, location, label)
+            done = rewritten(writer, reopened, slot, wanted, ranged, check, is_in_earlier=is_in_earlier)
             reach("base_erased")
             writer = DeltaBase.open(location, label)
             assert writer is not None
+            below = writer.watermark(_erased_id(slot))
             ManifestWriter(DeltaBases(root), slot).take_back(
-                location.uri.rpartition("/")[2], writer.watermark(_erased_id(slot)), done.version
+                location.uri.rpartition("/")[2], below.__gt__, done.version
             )
             if done.n_rows or is_in_earlier:
                 writer.checkpoint()
@@ -144,9 +149,9 @@ def named_rows(
     writer = DeltaBase.open(location, label)
     if writer is None:
         return False
-    wanted = _keys_of(writer, keys, held)
+    wanted = keys_in(writer, keys, held)
     paths = [*writer.paths(), *_earlier_files(writer, root, slot)]
-    return any(_has_row(location, path, wanted) for path in dict.fromkeys(paths))
+    return any(has_row(location, path, wanted) for path in dict.fromkeys(paths))
 
 
 def _earlier_files(writer: DeltaBase, root: Location, slot: str) -> list[str]:
@@ -161,7 +166,7 @@ def _earlier_files(writer: DeltaBase, root: Location, slot: str) -> list[str]:
     return sorted(found - set(writer.paths()))
 
 
-def _has_row(location: Location, path: str, keys: RowsOfKeys) -> bool:
+def has_row(location: Location, path: str, keys: RowsOfKeys) -> bool:
     try:
         with location.open(path) as source, pq.ParquetFile(source) as file:
             there = [name for name in keys.columns if name in file.schema_arrow.names]
@@ -184,7 +189,7 @@ def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> tuple[li
     for path in attempt_files.files_below(location):
         if path.endswith(".parquet") and path not in named:
             try:
-                n_rows = sum(n for _, n in _pieces(location, path, keys))
+                n_rows = sum(n for _, n in pieces_without(location, path, keys))
             except FileNotFoundError:
                 continue  # the mirror has removed it
             except pa.ArrowInvalid:
@@ -229,26 +234,30 @@ def _erased_id(slot: str) -> str:
     return f"mirror/{slot}/erased"
 
 
-def _rewritten(
-    writer: DeltaBase,
-    location: Location,
+def ranged_key(writer: StoredTable, *, any_name: bool = False) -> RangedKey:
+    types = {column.name: column.type for column in writer.columns}
+    return RangedKey.of(json.loads(writer.property_of(KEY) or "[]"), types, any_name=any_name)
+
+
+def rewritten(
+    writer: StoredTable,
+    reopened: Callable[[], StoredTable | None],
     slot: str,
-    label: str,
     keys: RowsOfKeys,
+    ranged: RangedKey,
     check: Callable[[], None],
     *,
-    is_in_earlier: bool,
+    is_in_earlier: bool | None,
 ) -> ErasedBase:
-    """``is_in_earlier``: a version that the manifest names has such rows, whatever the table has now."""
-    owner_id = f"mirror/{slot}/owner"
+    """Commit the base table without the rows of the keys. ``is_in_earlier``: a version that the manifest names has such
+    rows, whatever the table has now; None: of which versions that is, no mark tells."""
+    location, owner_id = writer.location, f"mirror/{slot}/owner"
     base = BaseTable(writer, MirrorMarks(slot, writer.watermark(owner_id)))
     if base.lsn == NOTHING:
         # A first refresh is at work.
-        writer.swap([], [], {owner_id: writer.watermark(owner_id)})
+        writer.put([], [], {owner_id: writer.watermark(owner_id)})
         return ErasedBase(0, 0, writer.version)
-    types = {field.name: field.type for field in base.fields}
-    ranged = RangedKey.of(json.loads(writer.property_of(KEY) or "[]"), types)
-    schema = pa.schema(base.fields)
+    schema = base.file_schema(base.fields)
     directory = new_directory()
     new: list[NewFile] = []
     removed = []
@@ -257,31 +266,31 @@ def _rewritten(
     try:
         for i, file in enumerate(base.files(ranged)):
             check()
-            n_gone = sum(n for _, n in _pieces(location, file.path, keys))
+            n_gone = sum(n for _, n in pieces_without(location, file.path, keys))
             if not n_gone:
                 continue
             n_rows += n_gone
             removed.append(file)
-            pieces = (in_schema(rows, schema) for rows, _ in _pieces(location, file.path, keys))
+            pieces = (in_schema(rows, schema) for rows, _ in pieces_without(location, file.path, keys))
             for path in write_file(location, f"{directory}/{i:05d}.parquet", pieces, True, schema, check):
                 new.append(NewFile.written(location, path, ranged))
         location.sync_folders([file.path for file in new])
-        base.replace(new, ranged, removed, base.lsn, base.place, erases=bool(removed) or is_in_earlier)
+        erases = is_in_earlier is not None and (bool(removed) or is_in_earlier)
+        base.replace(new, ranged, removed, base.lsn, base.place, erases=erases)
         is_named = True
     finally:
         if not is_named:
-            _discard(location, label, directory)
+            _discard(reopened(), directory)
     return ErasedBase(n_rows, len(removed), base.version)
 
 
-def _discard(location: Location, label: str, directory: str) -> None:
+def _discard(writer: StoredTable | None, directory: str) -> None:
     """Remove what no commit names: one whose answer was lost may."""
-    writer = DeltaBase.open(location, label)
     if writer is not None and not any(p.startswith(directory) for p in writer.files()["path"].to_pylist()):
-        attempt_files.remove(location, directory)
+        attempt_files.remove(writer.location, directory)
 
 
-def _pieces(location: Location, path: str, keys: RowsOfKeys) -> Iterator[tuple[pa.Table, int]]:
+def pieces_without(location: Location, path: str, keys: RowsOfKeys) -> Iterator[tuple[pa.Table, int]]:
     """The rows of a file without those of the keys, piece by piece, and how many these were."""
     with location.open(path) as file:
         for rows in pq.ParquetFile(file).iter_batches():

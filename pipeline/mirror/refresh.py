@@ -387,10 +387,12 @@ class TableRefresher:
         """Raise SnapshotOutdated where keys were erased from the log since it was opened. What comes after this look,
         the base table's own commit tells (``erased_base``)."""
         opened = self._log.log_table
-        if not isinstance(opened, DeltaLogTable):
-            return  # `xidstream erase` is for Delta alone
         before = opened.watermark(ERASURES)  # asked first: the look moves the handle on
-        if DeltaLogTable(opened.location, kept=self._kept).watermark(ERASURES) != before:
+        if isinstance(opened, DeltaLogTable):
+            now = DeltaLogTable(opened.location, kept=self._kept).watermark(ERASURES)
+        else:
+            now = opened.watermark_now(ERASURES)
+        if now != before:
             raise SnapshotOutdated(self._label)
 
     # -- both ------------------------------------------------------------------------------------------

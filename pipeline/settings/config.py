@@ -308,7 +308,7 @@ class Config:
     iceberg_commit_every: str = _setting(
         "1s",
         "how long an Iceberg sink waits between two small batches: a commit of a table takes some 20 ms of CPU, and "
-        "readers plan over what it leaves. A large transaction is committed at once (docs/iceberg.md)",
+        "readers plan over what it leaves. A large transaction and a backlog are committed at once (docs/iceberg.md)",
     )
 
     # -- Spark

@@ -34,8 +34,8 @@ class SinkKind:
     in a word. ``has_root``: it is a folder or a URI; with ``knows_names`` it may also begin with a name that somebody
     else's configuration explains. ``is_log``: the sink keeps what it was given, and knows up to which commit and by
     whom. ``has_states``: states and changes are read from that log (``ChangeLog``), and ``verify`` compares them.
-    ``has_base_tables``: base tables are made beside it. ``carries_rows``: repairs carry its rows over, and keys are
-    erased from it. ``orders_rows``: where it makes one file of many, it orders the rows (``log_layout``).
+    ``has_base_tables``: base tables are made beside it. ``erases_keys``: keys are erased from both. ``carries_rows``:
+    repairs carry its rows over. ``orders_rows``: where it makes one file of many, it orders the rows (``log_layout``).
     ``needs_spark``: each batch asks for the Spark session; else only a batch does that is too much for the driver's own
     process. ``runs_users_code``: the sink hands rows to a function of the user. ``implementation``:
     ``module:class``."""
@@ -49,6 +49,7 @@ class SinkKind:
     is_log: bool = False
     has_states: bool = False
     has_base_tables: bool = False
+    erases_keys: bool = False
     carries_rows: bool = False
     orders_rows: bool = False
     needs_spark: bool = True
@@ -79,6 +80,7 @@ DELTA: Final = SinkKind(
     is_log=True,
     has_states=True,
     has_base_tables=True,
+    erases_keys=True,
     carries_rows=True,
     orders_rows=True,
     needs_spark=False,
@@ -94,6 +96,7 @@ ICEBERG: Final = SinkKind(
     is_log=True,
     has_states=True,
     has_base_tables=True,
+    erases_keys=True,
     needs_spark=False,
     snapshots=Snapshots.BESIDE,
 )

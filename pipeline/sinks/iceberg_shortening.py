@@ -18,7 +18,6 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from xidstream.pipeline.changelog.consumers import ConsumerPosition
-from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.iceberg_root import IcebergLogTable, IcebergRoot
 from xidstream.pipeline.changelog.log_root import LogRoot
 from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_lines
@@ -62,29 +61,33 @@ class IcebergShortenedTable(ShortenedTable):
 
 
 class IcebergShortenedRoot:
-    """``tables``: through which it commits. They are the caller's to close."""
+    """``tables``: through which it commits. They are the caller's to close. Two catalogs are opened beside theirs, for
+    all who look at the log and its base tables."""
 
     def __init__(self, place: IcebergPlace, tables: IcebergTables) -> None:
-        self._place = place
+        self._log = IcebergRoot(place)
         self._tables = tables
 
     @property
     def log_root(self) -> LogRoot:
-        return IcebergRoot(self._place)
+        return self._log
 
     def open(self, key: str, label: str) -> ShortenedTable | None:
         table = self._tables.open(key, label)
         return None if table is None else IcebergShortenedTable(table)
 
     def slots(self) -> list[str]:
-        found = self.log_root.open(locations.TRANSACTIONS)
+        found = self._log.open(locations.TRANSACTIONS)
         return [] if found is None else found.slots()
 
     def positions(self, application_id: str) -> list[ConsumerPosition]:
         return []
 
     def base_lines(self, application_id: str) -> list[ManifestLine]:
-        return read_lines(IcebergBases(self._place), application_id)
+        return read_lines(self._log.bases(), application_id)
 
     def has_base(self, line: ManifestLine) -> bool:
-        return base_of(IcebergBases(self._place), line) is not None
+        return base_of(self._log.bases(), line) is not None
+
+    def close(self) -> None:
+        self._log.close()

@@ -52,7 +52,7 @@ from xidstream.pipeline.errors import (
     UsageError,
     XidstreamError,
 )
-from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.exchange import AT_ONCE, Pace, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.batch_parts import TableParts
@@ -133,6 +133,9 @@ class LogSink:
 
     def log_part(self) -> LogPart | None:
         return None
+
+    def pace(self) -> Pace:
+        return AT_ONCE
 
     def close(self) -> None:
         if self._threads is not None:

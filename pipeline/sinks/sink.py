@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from xidstream.pipeline.errors import ConfigError, StorageFault
-from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.exchange import Pace, SlotIdentity, Tenure
 from xidstream.pipeline.log_tables.locations import REMOTE_SCHEMES
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.settings.credentials import redacted
@@ -54,6 +54,9 @@ class Sink(Protocol):
         """Once, before the first batch: from here on the sink is this tenure's, and no earlier one's.
 
         Raises Superseded where it is a later one's, SinkDiverged where it holds what this server never had."""
+
+    def pace(self) -> Pace:
+        """How it takes the next batch, as of now."""
 
     def write(self, batch: SinkBatch) -> None:
         """Raises an XidstreamError; then nothing of the batch may be confirmed."""

@@ -22,6 +22,7 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -218,6 +219,7 @@ def _check_consumers(root: Location, server: ServerSide) -> list[Finding]:
 
 def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -> list[Finding]:
     """The catalog must answer, and the warehouse must be one that can be written. Nothing is made."""
+    from xidstream.pipeline.changelog.iceberg_bases import refuse_base_tables
     from xidstream.pipeline.iceberg.catalogs import IcebergPlace
     from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 
@@ -228,6 +230,7 @@ def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -
         if storage_uri and root is not None and overlap(root.uri, storage_uri):
             return [Finding.of_error("sink", _overlapping(redacted(root.uri), redacted(storage_uri)))]
         tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
+        refuse_base_tables(tables)
         if root is not None:
             _probe(_asked_once(root))
     except XidstreamError as error:
@@ -256,8 +259,9 @@ def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -
 def _iceberg_slots(place: IcebergPlace) -> list[str]:
     from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
 
-    found = IcebergRoot(place).open(locations.TRANSACTIONS)
-    return [] if found is None else found.slots()
+    with closing(IcebergRoot(place)) as root:
+        found = root.open(locations.TRANSACTIONS)
+        return [] if found is None else found.slots()
 
 
 def _asked_once(root: Location) -> Location:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from xidstream.pipeline.errors import Unsupported
-from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.exchange import AT_ONCE, Pace, Tenure
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.spark.session import GetSession, warm_up
 from xidstream.pipeline.spark_errors import fault_of
@@ -34,6 +34,9 @@ class StatelessSink:
 
     def claim(self, tenure: Tenure) -> None:
         """Nothing is held that could be anybody's."""
+
+    def pace(self) -> Pace:
+        return AT_ONCE
 
     def snapshot_log(self) -> SnapshotTables:
         raise Unsupported("this sink takes no snapshots of tables")

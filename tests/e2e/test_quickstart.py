@@ -1,4 +1,5 @@
-"""docs/quickstart.md as a new user follows it: its blocks, taken out of the page, against a server of its own.
+"""docs/quickstart.md and docs/iceberg-quickstart.md as a new user follows them: their blocks, taken out of the page,
+against a server of its own.
 
 A block after a comment ``not run: …`` is left out. What a block prints must have the lines that the page shows after
 it, with other numbers. Where the command line's words change, the page must. While the run goes on, its status page is
@@ -32,6 +33,7 @@ from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "quickstart.md"
+OF_ICEBERG = REPOSITORY / "docs" / "iceberg-quickstart.md"
 TIMEOUT_S = 240
 _BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<why>.+?) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.S | re.M
@@ -45,8 +47,8 @@ class Block:
     is_run: bool
 
 
-def blocks() -> list[Block]:
-    found = [Block(m["kind"], m["text"], m["why"] is None) for m in _BLOCK.finditer(PAGE.read_text("utf-8"))]
+def blocks(page: Path) -> list[Block]:
+    found = [Block(m["kind"], m["text"], m["why"] is None) for m in _BLOCK.finditer(page.read_text("utf-8"))]
     assert {b.kind for b in found} == {"sh", "sql", "python", "text"}
     return found
 
@@ -137,13 +139,11 @@ def is_drawn(page: str) -> bool:
     return "1,000 rows delivered" in shown and lag is not None and shown.count("<path") >= 3
 
 
-@pytest.mark.timeout(900)
-def test_the_quick_start_works_from_the_first_block_to_the_last_and_prints_what_the_page_shows(
-    user: User,
-) -> None:
+def follow(user: User, page: Path) -> list[str]:
+    """The kinds of the blocks that were run."""
     printed = ""
     ran: list[str] = []
-    for block in blocks():
+    for block in blocks(page):
         if block.kind == "text":
             missing = [line for line in block.text.splitlines() if not is_printed(line, printed)]
             assert not missing or not printed, f"not printed: {missing}\n{printed}"
@@ -152,9 +152,23 @@ def test_the_quick_start_works_from_the_first_block_to_the_last_and_prints_what_
             printed = getattr(user, block.kind)(block.text)
             ran.append(block.kind)
             if block.kind == "sql" and (log := user.folder / "run.log").exists():
-                page = re.search(r"status page of this run: (\S+)", log.read_text("utf-8"))
-                assert page is not None
-                wait_until(partial(is_drawn, page[1]), 180)
-    assert ran.count("sql") == 5 and ran.count("sh") == 8 and ran.count("python") == 3
+                status = re.search(r"status page of this run: (\S+)", log.read_text("utf-8"))
+                assert status is not None
+                wait_until(partial(is_drawn, status[1]), 180)
     with psycopg.connect(user.server.conninfo("shop")) as connection:
         assert connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
+    return ran
+
+
+@pytest.mark.timeout(900)
+def test_the_quick_start_works_from_the_first_block_to_the_last_and_prints_what_the_page_shows(
+    user: User,
+) -> None:
+    ran = follow(user, PAGE)
+    assert ran.count("sql") == 5 and ran.count("sh") == 8 and ran.count("python") == 3
+
+
+@pytest.mark.timeout(600)
+def test_the_quick_start_with_iceberg_ends_with_duckdb_and_polars_reading_the_tables(user: User) -> None:
+    ran = follow(user, OF_ICEBERG)
+    assert ran.count("sql") == 3 and ran.count("sh") == 5 and ran.count("python") == 2

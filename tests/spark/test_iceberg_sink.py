@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import polars as pl
 import pytest
 from deltalake import DeltaTable
 from duckdb_extensions import import_extension
@@ -34,15 +35,17 @@ from tests.spark.test_frames import NATIVE, VALUES
 from tests.spark.test_linked_tables import A, B, World, no_job, some
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import XidstreamError
+from xidstream.pipeline.exchange import AT_ONCE, Pace
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_tables import table_name
 from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.schema.rows import DELETE, TRUNCATE, UPDATE_POSTIMAGE
 from xidstream.pipeline.settings.sink_settings import SinkSettings
-from xidstream.pipeline.sinks import iceberg_sink
 from xidstream.pipeline.sinks.iceberg_sink import IcebergSink
+from xidstream.pipeline.sinks.log_sink import LogSink
 from xidstream.pipeline.sinks.sink import Sink, make_sink
+from xidstream.pipeline.spark.frames import SinkBatch
 
 pytestmark = pytest.mark.spark
 assert no_job
@@ -90,6 +93,10 @@ class Both(World):
         where = self.table(key).metadata_location
         return ordered(self._duck.sql(f"SELECT * FROM iceberg_scan('{where}')").to_arrow_table().to_pylist())
 
+    def by_polars(self, key: str) -> list[int]:
+        rows = pl.scan_iceberg(self.table(key)).select(lsn_of(key)).collect()
+        return sorted(rows[lsn_of(key)].fill_null(0).to_list())
+
     def by_delta(self, directory: str) -> Rows:
         return ordered(DeltaTable(str(self.root / directory)).to_pyarrow_table().to_pylist())
 
@@ -100,6 +107,11 @@ class Both(World):
             wanted = self.by_delta(directory)
             assert self.by_pyiceberg(key) == wanted, key
             assert self.by_duckdb(key) == wanted, key
+            assert self.by_polars(key) == sorted(row[lsn_of(key)] or 0 for row in wanted), key
+
+
+def lsn_of(key: str) -> str:
+    return "_commit_lsn" if "__" in key else "commit_lsn"
 
 
 def ordered(rows: Rows) -> Rows:
@@ -276,29 +288,26 @@ def test_random_histories_with_crashes_between_any_two_steps_are_what_delta_has(
     assert catalog == {"public__a", "public__b", "_transactions", "_messages"}
 
 
-def test_small_batches_wait_for_their_turn_and_large_ones_do_not(
+def test_the_pace_counts_from_the_end_of_a_batch_and_knows_when_one_is_behind(
     both: Both, monkeypatch: pytest.MonkeyPatch, no_job: None
 ) -> None:
-    now_s, waited = [100.0], []
+    now_s = [100.0]
+    sink = both.iceberg(commit_every_s=1.0, clock=lambda: now_s[0])
+    assert sink.pace() == AT_ONCE, "the first has nobody to wait for"
+    write = LogSink.write
 
-    def wait(seconds: float) -> None:
-        waited.append(seconds)
-        now_s[0] += seconds
+    def slowly(self: LogSink, batch: SinkBatch) -> None:
+        write(self, batch)
+        now_s[0] += 0.5
 
-    sink = both.iceberg(commit_every_s=1.0, clock=lambda: now_s[0], wait=wait)
+    monkeypatch.setattr(LogSink, "write", slowly)
     sink.write(both.batch(Transaction(100, [(A, some(1))])))
-    assert waited == [], "the first has nobody to wait for"
+    assert sink.pace() == Pace(1.0, 50_000, 3.0)
     now_s[0] += 0.25
-    sink.write(both.batch(Transaction(110, [(A, some(2))])))
-    assert waited == [0.75]
-    sink.write(both.batch(both.segments(120, [(A, some(3))])))
-    monkeypatch.setattr(iceberg_sink, "LARGE_ROWS", 2)
-    sink.write(both.batch(Transaction(130, [(A, some(4, 5))])))
-    assert waited == [0.75]
+    assert sink.pace() == Pace(0.75, 50_000, 3.0)
     now_s[0] += 5
-    sink.write(both.batch(Transaction(140, [(A, some(6))])))
-    assert waited == [0.75]
-    assert sink.watermark() == 140
+    assert sink.pace() == Pace(0.0, 50_000, 3.0)
+    assert both.iceberg(commit_every_s=0).pace() == AT_ONCE
 
 
 def test_the_setting_says_the_pace(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xidstream.pipeline.errors import StorageFault, Superseded, Unsupported, UsageError
-from xidstream.pipeline.exchange import SlotIdentity, Tenure
+from xidstream.pipeline.exchange import AT_ONCE, Pace, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables.attempt_files import remove
@@ -133,6 +133,9 @@ class NullSink:
             written.append(f"{uuid.uuid4().hex}.parquet")
             pq.write_table(rows.filter(pc.field("_commit_lsn") > watermark), self._root / written[-1])
         return written
+
+    def pace(self) -> Pace:
+        return AT_ONCE
 
     def log_part(self) -> None:
         """Nothing is removed from it."""

@@ -13,7 +13,7 @@ from xidstream.actors.driver.batch_loop import BatchLoop
 from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import Superseded
-from xidstream.pipeline.exchange import Tenure
+from xidstream.pipeline.exchange import AT_ONCE, Tenure
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.sinks import stateless
 from xidstream.pipeline.sinks.foreach import ForeachSink
@@ -67,7 +67,9 @@ class Pulled(BatchLoop):
         return self.asked
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        self.asked.append((method, arguments[-1] if arguments else None))
+        if method == "next_batch":
+            assert arguments[3] == AT_ONCE, "the sink's"
+        self.asked.append((method, arguments[2] if len(arguments) > 2 else None))
         if method == "sink_opened":
             return self.tenure
         if method == "next_batch":

@@ -26,7 +26,9 @@ from xidstream.pipeline.errors import Action, ExitStatus, SegmentCorrupt, SlotLo
 from xidstream.pipeline.exchange import (
     JournalFile,
     JournalSpan,
+    Pace,
     PreparedTransaction,
+    Sealed,
     Segment,
     SegmentPart,
     TransactionEnd,
@@ -44,7 +46,7 @@ from xidstream.pipeline.storage.segment_file import write_segment
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import Committed, CommittedPrepared, Prepared, RolledBackPrepared
 from xidstream.pipeline.stream.cut_routing import TicketedCut
-from xidstream.pipeline.transactions.sealed import empty_unit
+from xidstream.pipeline.transactions.sealed import empty_unit, transaction_row
 
 __all__ = ["relation"]
 
@@ -106,6 +108,51 @@ def test_a_late_call_of_a_loop_that_was_replaced_is_refused_and_changes_nothing(
 
 
 AT_5 = opened_at(5, 100)
+
+
+def test_what_commits_while_a_batch_may_grow_is_in_it_and_what_the_sink_has_is_confirmed_at_once(
+    tmp_path: Path,
+) -> None:
+    """The wait was in the sink once, with the batch in hand: who came meanwhile had another one before it."""
+    now_us = time.time_ns() // 1000
+
+    async def work() -> list[int]:
+        sequencer, reader = sequence(Config(storage=str(tmp_path))), Reader()
+        await sequencer.open(reader.tell, AT_5, None)
+        loop = (await sequencer.sink_opened(Lsn(0), 0)).loop
+        n = 0
+
+        async def commit() -> None:
+            nonlocal n
+            lsn = 100 * (n + 1)
+            end = TransactionEnd(Xid(700), Lsn(lsn), Lsn(lsn + 4), now_us)
+            row = transaction_row(end, 1, (), with_messages=False)
+            result: asyncio.Future[Sealed] = asyncio.get_running_loop().create_future()
+            result.set_result(Sealed(row, (), (), (), 1, 10))
+            await sequencer.submit([TicketedCut(n, Committed(end, True), result)])
+            n += 1
+
+        await commit()
+        first = await sequencer.next_batch(10, loop)
+        assert first is not None
+        await commit()
+        began_s = time.monotonic()
+        pace = Pace(0.5, 10, 1e9)
+        waiting = asyncio.ensure_future(sequencer.next_batch(10, loop, first.number, pace))
+        while max(reader.confirmed, default=0) < 104:
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - began_s < 0.5 and not waiting.done()
+        await commit()
+        second = await waiting
+        assert second is not None and time.monotonic() - began_s >= 0.5
+        # A wait that ends before the pace does has nothing.
+        await commit()
+        assert await sequencer.next_batch(0.05, loop, second.number, Pace(60, 10, 1e9)) is None
+        third = await sequencer.next_batch(10, loop, None, Pace(60, 10, 0.0))
+        assert third is not None, "it is behind"
+        return [batch.n_transactions for batch in (first, second, third)]
+
+    assert asyncio.run(asyncio.wait_for(work(), 60)) == [1, 2, 1]
 
 
 def test_whoever_claims_the_sink_is_told_of_the_parks_that_it_has_behind_it_and_of_no_later_one(

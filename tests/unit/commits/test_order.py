@@ -13,10 +13,12 @@ from xidstream.pipeline.commits.order import CommitOrder
 from xidstream.pipeline.commits.prepared import PreparedBook, stamp_segments
 from xidstream.pipeline.errors import IllegalTransition, PoisonedChange, ProtocolViolation, SlotLost
 from xidstream.pipeline.exchange import (
+    Pace,
     PrepareCover,
     PreparedTransaction,
     Sealed,
     Segment,
+    SegmentPart,
     TransactionEnd,
     Undeliverable,
 )
@@ -48,6 +50,33 @@ def test_transaction_that_is_sealed_first_waits_for_the_one_that_committed_first
     order.fill(0, content())
     batch = order.next_batch()
     assert batch is not None and (batch.first_commit_lsn, batch.last_commit_lsn) == (100, 200)
+
+
+def test_what_may_grow_is_few_rows_in_memory_that_committed_just_now() -> None:
+    pace, now_us = Pace(hold_s=1.0, large_rows=20, behind_s=3.0), 10_000_000
+
+    def is_pressing(*contents: Sealed) -> bool:
+        order = make_order()
+        for i, each in enumerate(contents):
+            add(order, i, 100 * (i + 1))
+            order.fill(i, each)
+        add(order, len(contents), 900)  # it is not filled yet
+        return order.is_pressing(pace, now_us)
+
+    def of(n_rows: int, committed_us: int = now_us) -> Sealed:
+        end = TransactionEnd(Xid(700), Lsn(1), Lsn(2), committed_us)
+        return Sealed(transaction_row(end, n_rows, (), with_messages=False), (), (), (), n_rows, 10)
+
+    assert not is_pressing()
+    assert not is_pressing(of(10), of(9))
+    assert is_pressing(of(10), of(10)), "many rows"
+    table = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("a", 25, -1, True),))
+    part = SegmentPart(Segment("key", table, RowFile(1, 1000, "0", 0, ())), CommitStamp(100, now_us))
+    assert is_pressing(of(1), dataclasses.replace(of(1), segments=(part,))), "a large transaction"
+    assert not is_pressing(of(1, now_us - 3_000_000))
+    assert is_pressing(of(1, now_us - 3_000_001)), "the sink is behind"
+    nothing = dataclasses.replace(of(0), transactions=of(0).transactions.slice(1))
+    assert is_pressing(nothing, of(1, 0)), "messages outside of transactions say no time"
 
 
 def test_poison_stands_in_the_order_behind_all_that_committed_before_it() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from xidstream.pipeline.delta.erased_keys import MOST_KEYS, HeldIn, RowsOfKeys, parse_keys
 from xidstream.pipeline.errors import Unsupported, UsageError
+from xidstream.pipeline.log_tables.erased_keys import MOST_KEYS, HeldIn, RowsOfKeys, parse_keys
 
 UTC = datetime.timezone.utc
 

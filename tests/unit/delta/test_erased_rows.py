@@ -16,13 +16,14 @@ from deltalake import DeltaTable
 from tests.fold import folded
 from tests.random_log import COLUMNS, RandomLog, values_of
 from tests.unit.delta.test_small_files import s3 as s3
-from xidstream.pipeline.delta import erased_rows
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.erased_keys import parse_keys
-from xidstream.pipeline.delta.erased_rows import Erased, erase_rows
+from xidstream.pipeline.delta.erased_table import erase_rows
 from xidstream.pipeline.errors import SinkFailed, StorageFault, Unsupported, UsageError
+from xidstream.pipeline.log_tables import erased_rows
 from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.erased_keys import parse_keys
 from xidstream.pipeline.log_tables.erased_marks import UPTO, erased_id
+from xidstream.pipeline.log_tables.erased_rows import Erased
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
@@ -187,7 +188,7 @@ def test_only_files_with_such_rows_are_written_anew_and_keep_the_ranges_of_the_r
     table.commit(change("insert", 1040, id=9))
     table.commit(change("delete", 1050, id=7))
     before = {each["path"]: each for each in listed(table.location)}
-    assert table.erase("id = 7") == Erased(3, 2, 0, 0, 5)
+    assert table.erase("id = 7") == Erased(3, 2, 0, 0)
     after = {each["path"]: each for each in listed(table.location)}
     (new,) = after.keys() - before.keys()
     assert len(before.keys() - after.keys()) == 2, "the last one has no row left"
@@ -214,7 +215,7 @@ def test_a_snapshots_rows_are_counted_and_its_file_stays_one(table: Table) -> No
 
 def test_rows_behind_the_lsn_stay_and_are_told(table: Table) -> None:
     table.commit(change("insert", 1010, id=7), change("delete", 1020, id=7), change("insert", 1030, id=7))
-    assert table.erase("id = 7", upto=1020) == Erased(2, 1, 1, 0, 2)
+    assert table.erase("id = 7", upto=1020) == Erased(2, 1, 1, 0)
     assert [row["_commit_lsn"] for row in read(table.location)] == [1030]
 
 

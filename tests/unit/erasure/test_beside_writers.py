@@ -18,9 +18,9 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_copies import copies_in_log, left_of
-from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
-from xidstream.pipeline.delta.erased_rows import erase_rows
+from xidstream.pipeline.delta.erased_table import erase_rows
 from xidstream.pipeline.errors import PreconditionMissing
+from xidstream.pipeline.log_tables.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror.base_table import MirrorMarks

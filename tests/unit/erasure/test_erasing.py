@@ -27,12 +27,12 @@ from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.manifest import base_of, read_lines
-from xidstream.pipeline.delta.erased_keys import parse_keys
 from xidstream.pipeline.erasure import kept_states
 from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, UsageError
 from xidstream.pipeline.exchange import UnitEnd
 from xidstream.pipeline.faultpoints import VARIABLE
+from xidstream.pipeline.log_tables.erased_keys import parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.storage.envelope import now

@@ -260,6 +260,40 @@ def test_an_answer_that_was_lost_is_found_by_the_watermarks(world: World) -> Non
     assert world.seen() == [[100, 110, 120]] * 3
 
 
+@pytest.mark.parametrize("others_came", [False, True])
+def test_a_commit_that_was_done_and_answered_as_one_that_lost_a_race_is_found(
+    world: World, others_came: bool
+) -> None:
+    """A proxy had sent it again, after an answer that was lost. The manifests were removed from under the tables."""
+    world.server.answers_after = [409]
+    if others_came:
+
+        def after() -> None:
+            world.server.after = lambda: None
+            world.theirs("public__b", {"another/slot": 9_000}, 9_000)
+
+        world.server.after = after
+    sink = world.sinks[0]
+    sink.write(world.batch(110))
+    more = [9_000] if others_came else []
+    assert world.seen() == [[100, 110], [100, 110, *more], [100, 110]] and world.orphans() == set()
+    sink.write(world.batch(120))
+    assert world.seen() == [[100, 110, 120], [100, 110, 120, *more], [100, 110, 120]]
+    assert world.server.n_transactions == 3
+
+
+def test_a_server_that_took_some_of_the_tables_and_refused_the_rest_has_nothing_removed(
+    world: World,
+) -> None:
+    world.server.takes_only = 1
+    with pytest.raises(StorageFault):
+        world.sinks[0].write(world.batch(110))
+    world.server.takes_only = None
+    assert world.seen().count([100, 110]) == 1
+    world.sinks[0].write(world.batch(110, 120))
+    assert world.seen() == [[100, 110, 120]] * 3
+
+
 def test_a_token_that_has_run_out_is_renewed_once(world: World) -> None:
     world.server.refusals = [401]
     world.sinks[0].write(world.batch(110))

@@ -22,6 +22,7 @@ from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn, place
+from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, ParquetFiles, WrittenFile
 from xidstream.pipeline.pg import Lsn
@@ -512,3 +513,14 @@ def test_rows_that_a_user_deletes_by_pyiceberg_are_gone_and_a_commit_goes_on_beh
     assert replaced.parent.name.startswith("data-100")
     commit(table_of(tmp_path), 130, 6)
     assert ids(tmp_path) == [1, 3, 4, 5, 6]
+
+
+def test_a_snapshot_that_was_read_before_an_erasure_is_not_committed_after_it(tmp_path: Path) -> None:
+    """The sink takes it again: it may have rows that were erased meanwhile."""
+    table = table_of(tmp_path)
+    commit(table, 100, 1)
+    other = table_of(tmp_path)
+    other.commit([], {}, marks={ERASURES: 1})
+    with pytest.raises(SnapshotOutdated):
+        table.commit(written(table, 90, 7), {f"{SLOT}/snapshot": 90})
+    assert ids(tmp_path) == [1]

@@ -295,8 +295,8 @@ def test_tables_that_are_committed_together_are_merged_behind_it(
 
 
 def test_columns_that_are_gone_and_former_names_are_told_apart() -> None:
-    from xidstream.pipeline.iceberg.log_reading import FileColumn
+    from xidstream.pipeline.iceberg.log_reading import FileColumn, todays_names
 
     columns = [FileColumn(1, ("id",), False), FileColumn(2, ("called", "name"), False)]
-    assert merging._todays_names(columns, ["name", "id", "old"]) == ["called", "id", ""]
-    assert merging._todays_names(columns, ["called", "name"]) == ["called", ""]
+    assert todays_names(columns, ["name", "id", "old"]) == ["called", "id", ""]
+    assert todays_names(columns, ["called", "name"]) == ["called", ""]

@@ -23,8 +23,7 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import generation_at, generations_of
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
-from xidstream.pipeline.delta.erased_keys import parse_keys
-from xidstream.pipeline.delta.erased_rows import erase_rows
+from xidstream.pipeline.delta.erased_table import erase_rows
 from xidstream.pipeline.errors import (
     ComponentLost,
     PreconditionMissing,
@@ -35,6 +34,7 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.exchange import Batch, InlineMessages, Sealed, SlotIdentity, Tenure
 from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.erased_keys import parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile

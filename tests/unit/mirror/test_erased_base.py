@@ -15,8 +15,8 @@ from tests.unit.mirror.bases import FIELDS, SLOT, TABLE, PlainMirror, files_belo
 from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
 from xidstream.pipeline.changelog.manifest import RETIRED, RETIRED_LSN, base_at, read_lines
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.log_tables.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror import erased_base

@@ -59,6 +59,8 @@ from xidstream.pipeline.mirror.refresh import Answer
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import UPDATE_POSTIMAGE
 from xidstream.pipeline.settings.catalog_names import CatalogName
+from xidstream.pipeline.sinks.iceberg_sink import IcebergSink
+from xidstream.pipeline.sinks.sink_findings import check_of_iceberg
 from xidstream.pipeline.spark.frames import SinkBatch
 
 SMALL_FILES = 4 << 10
@@ -516,6 +518,53 @@ def test_a_table_that_another_program_has_changed_is_built_anew(
     assert log.table().scan().to_arrow().num_rows == len(log.tables["public.a"])
     log.update(A, 4, name="new")
     assert answers(refreshed(tables)) == [Answer.SWAP], "and kept up from there"
+
+
+def test_a_table_that_somebody_has_partitioned_is_left_out_and_holds_up_no_other(log: Log) -> None:
+    """It ended the refresh of all tables."""
+    log.snapshot(A, filled(30))
+    log.snapshot(B, filled(1))
+    first = log.insert(A, {"id": 1_000, "name": "x"})
+    tables = log.mirror()
+    refreshed(tables)
+    with log.table().update_spec() as update:
+        update.add_identity("name")
+    log.update(A, 3, name="new")
+    log.update(B, 0, name="new")
+    found = tables.refresh(no_session)
+    assert found is not None and answers(found) == [Answer.SWAP]
+    assert "is partitioned by another program" in found.left_out["public.a"]
+    assert [line.table for line in newest(log.lines())] == ["public.b"]
+    assert base_at(log.bases, IDENTITY.application_id, "public.a", 1, first) is not None
+    tables.vacuum(3_600)
+    log.check()
+    with log.table().update_spec() as update:
+        update.remove_field("name")
+    log.update(B, 0, name="newer")
+    assert len(refreshed(tables).tables) == 2
+    assert len(newest(log.lines())) == 2
+    log.check()
+
+
+@pytest.mark.parametrize("is_first", ["the log", "the mirror"])
+def test_a_log_and_the_base_tables_of_another_one_cannot_be_in_one_namespace(log: Log, is_first: str) -> None:
+    """Both call a table public__a."""
+    log.snapshot(A, filled(3))
+    log.insert(A, {"id": 1_000, "name": "x"})
+    other = IcebergSink(IcebergPlace.parse(f"{log.iceberg}_current"), IDENTITY)
+    tables = log.mirror()
+    if is_first == "the log":
+        other.open(no_session)
+        with pytest.raises(ConfigError, match="has a change log"):
+            tables.refresh(no_session)
+    else:
+        refreshed(tables)
+        with pytest.raises(ConfigError, match="has the base tables of another log"):
+            other.open(no_session)
+        (finding,) = check_of_iceberg(f"{log.iceberg}_current".removeprefix("iceberg:"), "")(None)
+        assert "base tables of another log" in finding.statement
+        log.check()
+    other.close()
 
 
 def test_a_vacuum_of_a_new_mirror_does_not_take_the_change_of_another_program_for_its_own(log: Log) -> None:

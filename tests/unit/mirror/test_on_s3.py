@@ -23,7 +23,7 @@ from tests.unit.delta.test_small_files import s3 as s3
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, table_of
 from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
 from xidstream.pipeline.changelog.manifest import ManifestLine, newest, read_lines
-from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
+from xidstream.pipeline.log_tables.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import LongType
 
@@ -362,6 +363,39 @@ def test_the_sink_has_its_log_cut_by_its_retention_and_tells_what_is_left(
             assert (part.error, part.n_tables, part.n_cut_tables) == (None, 2, 0)
         finally:
             sink.close()
+
+
+def test_whoever_looks_at_the_log_again_and_again_opens_no_catalog_again_and_all_are_closed(
+    root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look left a pool of connections behind."""
+    made = IcebergLog(root)
+    made.snapshot(1, 51, 40, truth(0))
+    made.commit(100)
+    made.prove(100)
+    assert BaseTables(f"iceberg:{made.place.argument}", None, 1 << 20).refresh(no_session) is not None
+    opened: list[Any] = []
+    closed: list[Any] = []
+    opens, closes = IcebergPlace.open, SqlCatalog.close
+
+    def counted(place: IcebergPlace, *, makes: bool) -> Any:
+        opened.append(opens(place, makes=makes))
+        return opened[-1]
+
+    def noted(catalog: SqlCatalog) -> None:
+        closed.append(catalog)
+        closes(catalog)
+
+    monkeypatch.setattr(IcebergPlace, "open", counted)
+    monkeypatch.setattr(SqlCatalog, "close", noted)
+    sink = IcebergSink(made.place, IDENTITY, 0, LogRetention.parse("30d"))
+    for _ in range(3):
+        assert sink._root.slots() and sink._root.log_root.open(locations.TRANSACTIONS) is not None
+        (line,) = sink._root.base_lines(SLOT)
+        assert sink._root.has_base(line)
+    assert len(opened) == 2
+    sink.close()
+    assert closed == opened
 
 
 def test_base_goes_as_far_as_the_oldest_base_table_and_the_mirror_goes_on(root: Location) -> None:

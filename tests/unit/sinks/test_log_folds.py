@@ -18,9 +18,9 @@ from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.log_fold import LogFold, fold_lsn, fold_of
 from xidstream.pipeline.changelog.log_ranges import QueryTable
 from xidstream.pipeline.changelog.moment import Moment, table_at
-from xidstream.pipeline.delta.erased_keys import parse_keys
-from xidstream.pipeline.delta.erased_rows import erase_rows
+from xidstream.pipeline.delta.erased_table import erase_rows
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing
+from xidstream.pipeline.log_tables.erased_keys import parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.base_table import MirrorMarks
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresher

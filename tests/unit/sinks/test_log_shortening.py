@@ -30,7 +30,6 @@ from xidstream.pipeline.changelog.shortening import held_back, stretches_of
 from xidstream.pipeline.changelog.small_fold import small_table
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
-from xidstream.pipeline.delta.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.delta.upkeep import Upkeep
 from xidstream.pipeline.errors import (
     ComponentLost,
@@ -44,6 +43,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.log_tables import small_files
 from xidstream.pipeline.log_tables.columns import TableColumn
+from xidstream.pipeline.log_tables.erased_keys import HeldIn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles

@@ -2,8 +2,8 @@
 
 - ``_commit_lsn`` ranges, order and count of all other rows stay; so do watermarks, columns and properties. A file of a
   snapshot stays one by its name, and files without such a row are not touched.
-- How many rows went is part of the same commit: ``erased/PLACE`` is an application transaction, the number of rows that
-  the snapshot at PLACE lost by erasures in all. Readers take it from what ``_snapshots`` says of its rows.
+- How many rows went is part of the same commit: ``erased/PLACE`` is a watermark, the number of rows that the snapshot
+  at PLACE lost by erasures in all. Readers take it from what ``_snapshots`` says of its rows.
 - ``erased/upto`` is one, too: the greatest LSN of an erasure. A snapshot at or below it that is not committed yet may
   have such rows, and is taken again (``snapshot_log``).
 - ``erased/count`` counts these commits. A refresh of the base table that finds another number at its end than at its
@@ -18,43 +18,42 @@ is erased becomes a ``delete``. A new row whose old one is erased becomes an ``i
 send with it (``_unchanged``) are filled in: those that the row had last under its former keys. This reads the whole
 table once for each of these keys, which is dear, and rare.
 
-The files are read and written before the commit. If somebody else has committed meanwhile, deltalake refuses it. Then
-only files that are new are looked at, and the rest is committed again. It also refuses what the sink, a merge or an
-``optimize`` has in hand, which is then done again from the new version, so that no row comes back. That is once for
-each erasure and table.
+The files are read and written before the commit. If somebody else has committed meanwhile, it is refused. Then only
+files that are new are looked at, and the rest is committed again. What the sink, a merge or a compaction has in hand is
+refused, too, and done again from the new version, so that no row comes back. That is once for each erasure and table.
+
+What a format does otherwise stands behind ``ErasedTable``: how a file is read in the names and types that the table has
+now, and how the commit is made.
 
 Rejected: deltalake's ``delete``, whose new files have no ``_commit_lsn`` ranges of ours, which knows no watermark, and
 which makes a commit for each predicate. Deletion vectors: the rows stay in the files, and the folds read files.
 
-Plain pyarrow and deltalake, in whatever process: no Spark, and no run of the slot is needed.
+Plain pyarrow, in whatever process: no Spark, and no run of the slot is needed. Called by ``pipeline.erasure``.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.delta.delta_table import DeltaTableWriter
-from xidstream.pipeline.delta.erased_keys import ErasedKeys, RowsOfKeys, rows_of_keys
-from xidstream.pipeline.delta.plain_files import UNMERGED
-from xidstream.pipeline.delta.upkeep import SNAPSHOT as SNAPSHOT_FILES
-from xidstream.pipeline.errors import SinkFailed, StorageFault, Unsupported
+from xidstream.pipeline.errors import SinkFailed, StorageFault
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import attempt_files
-from xidstream.pipeline.log_tables.columns import Conform
+from xidstream.pipeline.log_tables.columns import Conform, TableColumn
+from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, RowsOfKeys, rows_of_keys
 from xidstream.pipeline.log_tables.erased_marks import ERASURES, UPTO, erased_id
 from xidstream.pipeline.log_tables.locations import Location, fold_id
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
-from xidstream.pipeline.log_tables.small_files import OWN
+from xidstream.pipeline.log_tables.small_files import OWN, SNAPSHOT_FILES
 from xidstream.pipeline.schema.rows import (
     CHANGE_TYPES,
     DELETE,
@@ -78,13 +77,12 @@ Place = tuple[int, int]
 @dataclass(frozen=True)
 class Erased:
     """What an erasure did to one table. ``n_rows`` went, from ``n_files`` files. ``n_behind`` rows of the keys lie
-    after the LSN, and stay. ``n_changed``: rows of other keys that stand for themselves now. ``version``: Delta's."""
+    after the LSN, and stay. ``n_changed``: rows of other keys that stand for themselves now."""
 
     n_rows: int
     n_files: int
     n_behind: int
     n_changed: int
-    version: int
 
 
 class _Hit(NamedTuple):
@@ -107,20 +105,68 @@ class _File:
     patches: Mapping[Place, dict[str, Any]] = field(default_factory=dict)
 
 
+Batches = Callable[[str, "Sequence[str] | None"], Iterator[pa.RecordBatch]]
+"""The rows of a Parquet file in the table's folder, in the columns that the table has now: these, or all; without those
+that the file lacks, where the format has no other type for them. Raises OSError and what pyarrow raises."""
+
+
+class ErasedTable(Protocol):
+    """One table of the log on one snapshot."""
+
+    @property
+    def location(self) -> Location: ...
+
+    @property
+    def columns(self) -> Sequence[TableColumn]: ...
+
+    @property
+    def properties(self) -> Mapping[str, str]: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def ranged(self) -> Collection[str]:
+        """The columns whose ranges are told of each file."""
+        ...
+
+    def watermark(self, application_id: str) -> int: ...
+
+    def check(self) -> None:
+        """Raise Unsupported where the rows of its files are not the table's, or the files are not to be written
+        anew."""
+        ...
+
+    def files(self) -> pa.Table:
+        """The snapshot's files: ``path``, ``num_records``, and ``min.…`` and ``max.…`` of ``_commit_lsn``."""
+        ...
+
+    def batches(self, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """As ``Batches`` says."""
+        ...
+
+    def replace(self, added: Sequence[WrittenFile], removed: Sequence[str], marks: Mapping[str, int]) -> None:
+        """Put ``added`` in the place of these files, and set the watermarks. Raises SnapshotOutdated where somebody
+        has committed since the snapshot."""
+        ...
+
+
 def erase_rows(
-    table: Location,
+    open_table: Callable[[], ErasedTable],
     label: str,
     slot: str,
     keys: ErasedKeys,
     upto: int,
     check: Callable[[], None] = lambda: None,
 ) -> Erased:
-    """Erase the rows of ``keys`` with a ``_commit_lsn`` up to ``upto`` from the Delta table ``label``. ``slot``: the
-    application id of the one that writes it. ``check`` raises where it is to be given up.
+    """Erase the rows of ``keys`` with a ``_commit_lsn`` up to ``upto`` from the table ``label``. ``slot``: the
+    application id of the one that writes it. ``open_table`` gives the table as it is now. ``check`` raises where it is
+    to be given up.
 
     Everything up to ``upto`` must be in the table. Raises UsageError, Unsupported, SinkFailed, StorageFault, OSError
-    and what pyarrow and deltalake raise; then nothing is committed, or all of it, and it may be called again."""
-    erasure = _Erasure(table, label, slot, keys, upto, check)
+    and what pyarrow and the format's library raise; then nothing is committed, or all of it, and it may be called
+    again."""
+    erasure = _Erasure(open_table, label, slot, keys, upto, check)
     try:
         for _ in range(ATTEMPTS):
             try:
@@ -129,35 +175,39 @@ def erase_rows(
                 continue
     finally:
         erasure.clean()
-    raise StorageFault(
-        f"Delta table {label} was changed by others during {ATTEMPTS} attempts to commit an erasure"
-    )
+    raise StorageFault(f"table {label} was changed by others during {ATTEMPTS} attempts to commit an erasure")
 
 
-def rows_in_file(table: Location, path: str, keys: RowsOfKeys, upto: int) -> int:
-    """How many rows of the keys up to an LSN a Parquet file in the table's folder has. Raises OSError and what pyarrow
-    raises."""
-    return sum(not hit.is_behind for hit in _hits(table, path, keys, upto))
+def rows_in_file(batches: Batches, path: str, keys: RowsOfKeys, upto: int) -> int:
+    """How many rows of the keys up to an LSN a Parquet file in the table's folder has. Raises as ``batches``."""
+    return sum(not hit.is_behind for hit in _hits(batches, path, keys, upto))
 
 
-def first_lsn(table: Location, path: str) -> int:
-    """The least ``_commit_lsn`` of a Parquet file in the table's folder; 0 where it has none. Raises OSError and what
-    pyarrow raises."""
-    parts = [rows["_commit_lsn"] for rows in _batches(table, path, ["_commit_lsn"]) if rows.num_columns]
+def first_lsn(batches: Batches, path: str) -> int:
+    """The least ``_commit_lsn`` of a Parquet file in the table's folder; 0 where it has none. Raises as ``batches``."""
+    parts = [rows["_commit_lsn"] for rows in batches(path, ["_commit_lsn"]) if rows.num_columns]
     return int(pc.min(pa.chunked_array(parts, pa.int64())).as_py() or 0)
+
+
+def batches_of(table: Location, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """``Batches`` of a table that calls its columns as all its files do."""
+    with table.open(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+        there = set(file.schema_arrow.names)
+        chosen = None if columns is None else [name for name in columns if name in there]
+        yield from file.iter_batches(columns=chosen)
 
 
 class _Erasure:
     def __init__(
         self,
-        table: Location,
+        open_table: Callable[[], ErasedTable],
         label: str,
         slot: str,
         keys: ErasedKeys,
         upto: int,
         check: Callable[[], None],
     ) -> None:
-        self._table = table
+        self._open_table = open_table
         self._label = label
         self._slot = slot
         self._keys = keys
@@ -174,10 +224,10 @@ class _Erasure:
         self._fold_lsn = writer.watermark(fold_id(self._slot))
         listed = writer.files()
         n_rows = dict(zip(listed["path"].to_pylist(), listed["num_records"].to_pylist(), strict=True))
-        self._look(keys, n_rows)
+        self._look(writer, keys, n_rows)
         there = {path: self._files[path] for path in n_rows}
         gone = {hit.place: hit.kind for file in there.values() for hit in file.hits if not hit.is_behind}
-        patches = _Partners(self._table, keys, listed, gone, self._label).patches()
+        patches = _Partners(writer.batches, keys, listed, gone, self._label).patches()
         rewritten = self._rewritten(writer, keys, n_rows, gone, patches)
         files = [new for path in rewritten for new in self._files[path].new or ()]
         reach("erasing_rows")
@@ -185,7 +235,7 @@ class _Erasure:
         reach("rows_erased")
         self._written -= {self._files[path].directory for path in rewritten}
         n_behind = sum(hit.is_behind for file in there.values() for hit in file.hits)
-        return Erased(len(gone), len(rewritten), n_behind, len(patches), writer.version)
+        return Erased(len(gone), len(rewritten), n_behind, len(patches))
 
     def clean(self) -> None:
         """Remove what was written and is not named. A commit whose answer was lost names it."""
@@ -194,27 +244,19 @@ class _Erasure:
         writer = self._opened()
         named = {path.partition("/")[0] for path in writer.files()["path"].to_pylist()}
         for directory in self._written - named:
-            attempt_files.remove(self._table, directory)
+            attempt_files.remove(writer.location, directory)
 
-    def _opened(self) -> DeltaTableWriter:
-        writer = DeltaTableWriter.open(self._table, self._label)
-        if writer is None:
-            raise SinkFailed(f"there is no Delta table {self._label}")
-        writer.check_plain()
-        for name in UNMERGED:
-            if writer.properties.get(name, "").lower() == "true":
-                raise Unsupported(
-                    f"Delta table {self._label} has {name}: its files are not to be written anew",
-                    remedy=f"set {name} to false, erase, and set it again; a change data feed may have the rows, too",
-                )
+    def _opened(self) -> ErasedTable:
+        writer = self._open_table()
+        writer.check()
         return writer
 
-    def _look(self, keys: RowsOfKeys, paths: Mapping[str, int]) -> None:
+    def _look(self, writer: ErasedTable, keys: RowsOfKeys, paths: Mapping[str, int]) -> None:
         """Find the rows of files that were not looked at yet."""
 
         def look(path: str) -> _File:
             self._check()
-            return _File(_hits(self._table, path, keys, self._upto, self._fold_lsn))
+            return _File(_hits(writer.batches, path, keys, self._upto, self._fold_lsn))
 
         new = [path for path in paths if path not in self._files]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="erasing") as threads:
@@ -223,7 +265,7 @@ class _Erasure:
 
     def _rewritten(
         self,
-        writer: DeltaTableWriter,
+        writer: ErasedTable,
         keys: RowsOfKeys,
         n_rows: Mapping[str, int],
         gone: Mapping[Place, str],
@@ -246,23 +288,19 @@ class _Erasure:
             file.directory = f"{prefix}{uuid.uuid4().hex}-erased"
             self._written.add(file.directory)
             schema = pa.schema([column.field for column in columns])
-            files = ParquetFiles(self._table, file.directory, schema, "_commit_lsn", writer.ranged)
+            files = ParquetFiles(writer.location, file.directory, schema, "_commit_lsn", writer.ranged)
             n_read = 0
-            for rows in _batches(self._table, path):
+            for rows in writer.batches(path):
                 n_read += rows.num_rows
                 kept = Conform.of(columns, rows.schema.names)(rows)
                 for piece in _without(kept, keys, self._upto, self._fold_lsn, patched):
                     files.write(piece)
             if n_read != n:
-                raise SinkFailed(
-                    f"a file of Delta table {self._label} has not the rows that the table's log says"
-                )
+                raise SinkFailed(f"{writer.title}: a file has not the rows that the table says")
             file.new, file.gone, file.patches = files.close(), own, patched
         return touched
 
-    def _marks(
-        self, writer: DeltaTableWriter, files: Mapping[str, _File], touched: set[str]
-    ) -> dict[str, int]:
+    def _marks(self, writer: ErasedTable, files: Mapping[str, _File], touched: set[str]) -> dict[str, int]:
         marks = {UPTO: max(self._upto, writer.watermark(UPTO)), ERASURES: writer.watermark(ERASURES) + 1}
         for path in touched:
             for hit in files[path].hits:
@@ -277,16 +315,9 @@ class _Erasure:
 # -- rows -----------------------------------------------------------------------------------------------
 
 
-def _batches(table: Location, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    with table.open(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
-        there = set(file.schema_arrow.names)
-        chosen = None if columns is None else [name for name in columns if name in there]
-        yield from file.iter_batches(columns=chosen)
-
-
-def _hits(table: Location, path: str, keys: RowsOfKeys, upto: int, fold_lsn: int = NOTHING) -> list[_Hit]:
+def _hits(batches: Batches, path: str, keys: RowsOfKeys, upto: int, fold_lsn: int = NOTHING) -> list[_Hit]:
     found = []
-    for rows in _batches(table, path, ["_commit_lsn", "_seq", "_change_type", *keys.columns]):
+    for rows in batches(path, ["_commit_lsn", "_seq", "_change_type", *keys.columns]):
         if "_commit_lsn" not in rows.schema.names:
             continue
         hit = rows.filter(keys.among(rows))
@@ -335,9 +366,9 @@ class _Partners:
     ``listed``: the table's files. ``gone``: the places of the rows that go, and their ``_change_type``."""
 
     def __init__(
-        self, table: Location, keys: RowsOfKeys, listed: pa.Table, gone: Mapping[Place, str], label: str
+        self, batches: Batches, keys: RowsOfKeys, listed: pa.Table, gone: Mapping[Place, str], label: str
     ) -> None:
-        self._table = table
+        self._batches = batches
         self._keys = keys
         self._listed = listed
         self._gone = gone
@@ -366,7 +397,7 @@ class _Partners:
         for path, least, greatest in zip(*bounds, strict=True):
             if least is not None and not np.any((lsns >= least) & (lsns <= greatest)):
                 continue
-            for rows in _batches(self._table, path):
+            for rows in self._batches(path, None):
                 for i in _places_in(rows, places):
                     yield path, rows.slice(i, 1).to_pylist()[0]
 
@@ -423,7 +454,7 @@ class _Partners:
             )
             found = []
             for path in self._listed["path"].to_pylist():
-                for rows in _batches(self._table, path):
+                for rows in self._batches(path, None):
                     found += rows.filter(wanted.among(rows)).to_pylist()
             self._histories[key] = sorted(found, key=_place)
         return self._histories[key]
