@@ -49,14 +49,21 @@ class SendingThread:
         self._sender = sender
         self._pool = pool
         self.done_ticket = -1
+        """All entries up to this ticket are in the sink."""
         self.free_ticket = -1
+        """All entries up to this ticket have left the memory of their buffers."""
         self._queue: queue.SimpleQueue[Sequence[Cut] | None] = queue.SimpleQueue()
+        """Cuts in stream order; None ends the thread."""
         self.submitted_bytes = self.sent_bytes = 0
         """Since the start: by the reading thread, and from here; each with what a cut counts beside its rows."""
         self._next_look_s = 0.0
+        """When calls in flight are looked at next, on the monotonic clock."""
         self._failure: BaseException | None = None
+        """The first error of the thread; the reading thread raises it."""
         self._looked = threading.Event()
+        """Set after each look, when credit may have come back."""
         self._thread = threading.Thread(target=self._run, name="sending", daemon=True)
+        """The thread itself; it begins with ``start``."""
 
     def start(self) -> None:
         self._thread.start()

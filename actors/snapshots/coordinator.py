@@ -92,24 +92,32 @@ class SnapshotCoordinator:
         self._tables = tables
         self._notify = notify
         self._events: queue.SimpleQueue[Event | TableTaken] = queue.SimpleQueue()
+        """What came of actions, and tables that were taken. Any thread puts, the coordinator's takes."""
         self._steps = SnapshotSteps(
             config, book, tables, self._last_number, self._end_former, self._events.put, self._fail
         )
+        """Executes what the schedule says, on threads of its own."""
         self._course: CopySchedule | None = None
+        """What is next for each wanted table; None while no table is wanted."""
         self._lines: SnapshotLines | None = None
+        """The generations that the sink tells of; None until the first look."""
         self._is_ready = False
         """Whether the sink was told that lines may be added."""
         self._sources: tuple[PublishedSource, ...] = ()
+        """The published tables, as the last look that read them found them."""
         self._fingerprint: str | None = None
         """The catalog's fingerprint when ``_sources`` were read and every generation was compared with them; None if
         one has begun or something has failed since."""
         self._looking = threading.Lock()
+        """Held during a look: ``prove_last`` looks on another thread."""
         self._is_changed = False
         """Whether a look for a proof found something to do."""
         self._proving = Proving()
+        """Up to where the looks at the catalog prove the states of tables."""
         self._proven_lsn = Lsn(0)
         """What the sink was told."""
         self._marks = Marks()
+        """The mark of the DDL triggers, as looks at the catalog have found it."""
         self._witnessed: Witnessed | None = None
         """By the last look."""
         self._to_extend: list[GenerationLine] = []
@@ -117,13 +125,17 @@ class SnapshotCoordinator:
         self._is_new_sink = False
         """Whether another hold on the sink has begun: what it ended before is told by its lines alone."""
         self._resting = RetryBackoff()
+        """The tables that failed, each until it is tried again."""
         self._stop = threading.Event()
+        """Set by ``stop``: nothing more is begun."""
         self._last_text = ""
+        """What people were told last, so that they hear nothing twice in a row."""
         self._finished = self._told = Sums()
         """The sums of all tables that were taken, and of those that people were told of."""
         self._held_wal_bytes: int | None = None
         """By the slot, as of the last look."""
         self._rate = ReadingRate()
+        """How fast the tables in hand are read."""
         self.valid_from = Lsn(0)
         """The greatest of the generations that this run took."""
         self.is_complete = False
@@ -131,7 +143,9 @@ class SnapshotCoordinator:
         self.is_reached = False
         """Whether the sink's log is also whole up to where they are valid from."""
         self.failure: BaseException | None = None
+        """What ended the thread, for the supervisor to raise; None while nothing did."""
         self._thread = threading.Thread(target=self._run, name="xidstream-snapshots", daemon=True)
+        """The coordinator's own thread. It begins here and ends with ``stop``."""
         self._thread.start()
 
     def stop(self) -> None:

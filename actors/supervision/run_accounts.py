@@ -93,17 +93,29 @@ class RunAccounts:
         self._parts = parts
         self._now = now
         self._ahead = self._looked_ahead()
+        """By how much the wall clock was ahead of steady seconds at the last look."""
         self._started_at = now()
+        """When the run began, moved along when somebody sets the clock."""
         self._restarts: deque[RestartPart] = deque(maxlen=_MOST_RESTARTS)
+        """The last errors that ended an epoch, oldest first."""
         self._n_restarts = 0
+        """How many epochs were followed by another one, of which ``_restarts`` has the last."""
         self._lock = threading.Lock()
+        """Guards the clock, the windows and the stalls, which any thread's question moves."""
         self._slot_lock = threading.Lock()
+        """Held while the server is asked about the slot: one question at a time."""
         self._stalls = StallWatch(config.status_interval_ms / 1000)
+        """Which part has waited for how long."""
         self._read = Window(_READ_WINDOW_S)
+        """Messages and bytes that the reader has read, in the last seconds."""
         self._delivered = Window(_READ_WINDOW_S)
+        """Rows that the sink has taken, in the last seconds."""
         self._positions = Window(RATE_WINDOW_S)
+        """Positions of the slot and the server, for the rates of the WAL."""
         self._identity: SlotIdentity | None = None
+        """The slot's identity, once an epoch has opened it; it outlives the epoch."""
         self._socket: RunSocket | None = None
+        """Where others on this machine ask; None where it could not be made."""
         self.page: str | None = None
         """The address of the run's status page."""
         self.metrics: str | None = None

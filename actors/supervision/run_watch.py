@@ -40,11 +40,16 @@ class RunWatch:
         self._accounts = accounts
         self._notify = notify
         self._metrics = RayMetrics()
+        """Offers the account's numbers to Ray."""
         self._told: set[tuple[str, str]] = set()
+        """The stalls that people know of: the part, and what it waits for."""
         self._slot: tuple[SlotPart | None, str | None] = (None, None)
+        """The server's last answer about the slot."""
         self._asked_s = self._answered_s = float("-inf")
         self._stop = threading.Event()
+        """Set by ``close``."""
         self._thread = threading.Thread(target=self._watch, name="xidstream-watch", daemon=True)
+        """Looks at the account now and then."""
 
     def start(self) -> None:
         self._thread.start()

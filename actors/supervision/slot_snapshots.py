@@ -41,12 +41,19 @@ class SlotSnapshots:
         self._has_sink = has_sink
         self._notify = notify
         self._epoch: Epoch | None = None
+        """The epoch that reads; None between two."""
         self._driver: Driver | None = None
+        """The driver that has the sink; None while none has."""
         self._taking: SnapshotCoordinator | None = None
+        """The coordinator; None while no table is to be taken."""
         self._server: Mapping[str, str] = {}
+        """The server that the coordinator was begun for. Another one needs another coordinator."""
         self._is_aimed = False
+        """Whether the epoch was told where the run ends, now that the snapshots are there."""
         self._is_told = False
+        """Whether the sink was told, in this epoch, that all snapshots are there."""
         self._tables = SinkTables(self._on_sink)
+        """The snapshots' tables, as the driver's sink has them."""
 
     def begin(self, epoch: Epoch, opened: Opened, driver: Driver) -> None:
         """An epoch has the slot, and its batch loop was started."""

@@ -208,14 +208,22 @@ class RangeCopy:
 
     def __init__(self, dsn: Dsn) -> None:
         self._connection = connect(dsn)
+        """psycopg's connection, which keeps ``_pgconn`` alive."""
         self._pgconn = self._connection.pgconn
+        """libpq's connection, which the compiled loop reads."""
         self._loop = RowLoop.of(self._pgconn)
+        """Gathers rows from ``_pgconn``."""
         self._poll = select.poll()
+        """Waits for the socket."""
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._payload = _NO_ROWS
+        """``uint8``: the rows of the block that is being gathered. The caller sees it until the next block."""
         self._lengths = np.empty(0, np.int32)
+        """``int32[BLOCK_ROWS]``: their lengths. It is made at the first block."""
         self._cancelled = threading.Event()
+        """Set by ``cancel``, on any thread."""
         self._closing = threading.Lock()
+        """Held while the connection is closed or cancelled, so that libpq's struct is there for both."""
         try:
             self._configure()
         except BaseException:

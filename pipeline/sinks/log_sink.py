@@ -107,14 +107,23 @@ class LogSink:
         self._tables = tables
         self._beside = beside
         self._application_id = identity.application_id
+        """Under this name tables keep the watermark of the slot."""
         self._messages_id = f"{identity.application_id}/messages"
+        """Logical messages outside of transactions have a watermark of their own, under this name."""
         self._ownership: Ownership | None = None
+        """The run that this sink commits for, and its checks; None before ``claim``, when tables are only looked at."""
         self._writers = WriterCache(tables.kept_handles)
+        """The tables that were opened, kept from batch to batch."""
         self._guarded = Guard(self._writers, tables.title)
+        """Turns what a table raises into errors of ours, and forgets the table then."""
         self._threads: ThreadPoolExecutor | None = None
+        """Write several tables at a time; None when the sink is not open."""
         self._links = SegmentLinks()
+        """Gives segments to tables as their files."""
         self._snapshot_log: SnapshotLog | None = None
+        """The snapshots' commits; None before ``claim``."""
         self._session: GetSession | None = None
+        """Starts the Spark session where a batch needs one; None when the sink is not open."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._tables.root})"

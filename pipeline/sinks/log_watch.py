@@ -75,12 +75,19 @@ class LogWatch:
         self._slot = application_id
         self._clock = clock
         self._lock = threading.Lock()
+        """Guards what follows."""
         self._thread: threading.Thread | None = None
+        """Looks at the log, beside the batches; None before the first look."""
         self._looked_s: float | None = None
+        """When the last look began, on ``clock``; None before the first."""
         self._seen: _Seen | None = None
+        """What the last look that succeeded found; None before that."""
         self._error: str | None = None
+        """Why the last look failed; None where it did not."""
         self._held: Mapping[str, int] | None = None
+        """By consumer, what keeps the log from being cut, as the last shortening found it; None before that."""
         self._is_cut_anew = True
+        """Whether the log was shortened since it was looked at."""
 
     def shortened(self, held: Mapping[str, int]) -> None:
         """The retention has had its turn. ``held``: by the name of a consumer, the bytes that it holds back."""

@@ -84,10 +84,15 @@ class CutRouting:
         ledger: TransactionLedger,
     ) -> None:
         self._ledger = ledger
+        """All open transactions; an end takes its record out."""
         self._buffers = buffers
+        """Take blocks, commits and prepares."""
         self._submit = submit
+        """Gives entries to the sequencer."""
         self._backlog = backlog
+        """What has ended and is not in the sink."""
         self._ticket = 0
+        """The ticket of the next entry."""
         self.n_bytes = 0
         """Raw bytes sent since the start of the epoch."""
         self.end_lsn = INVALID_LSN

@@ -122,7 +122,9 @@ class StreamCutter:
         self._spares = spares or Spares(0)
         """Arrays that messages were gathered in, to be used again."""
         self._block_bytes = block_bytes
+        """A block is cut when it has so many bytes."""
         self._parallel = parallel
+        """Whether an A has the LSN and the time of the abort."""
         ledger = ledger or TransactionLedger()
         self._grammar = Grammar(ledger)
         """Where the stream stands, and which messages may come."""

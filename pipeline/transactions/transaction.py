@@ -98,6 +98,7 @@ class OpenTransaction:
         self.xid = xid
         self.first_lsn = first_lsn
         self.streamed = streamed
+        """Whether it came in stream blocks."""
         self.n_segments = 0
         """How many segments were written so far."""
         self.n_bytes_spilled = 0
