@@ -9,6 +9,11 @@ position.
 What the journal has moved is recorded at once. What a log has taken, and a position that moves alone, wait for a moment
 (``RecordPace``), unless the end of the run waits for them.
 
+An example. The record says 0/500. The sink has taken all up to 0/700, and the journal has file 3, which ends at 0/900.
+The next record says: confirmed 0/900, delivered 0/700, file 3. Then the server is told 0/900. If the run is killed
+between the two, the slot is behind the record, and nothing is lost. In the other order the slot would be at 0/900, and
+the record at 0/500 without file 3: the next run would have to end with SlotLost.
+
 Each record is of one moment of the order. While it is written, the order moves on, and the next record has all of that.
 Records have a thread of their own (``threads``).
 """

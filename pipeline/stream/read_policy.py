@@ -18,6 +18,18 @@ order given, and decides nothing itself. The rules:
   ``receive_timeout_ms``, counts as lost.
 - *Positions.* The server sends keepalives as often as it likes; a position goes to the sequencer at a bounded rate.
 
+An example over TCP, with rows that come one by one: the naps are 0.3, 0.6, 1.2 and 2.4 ms, and then 4 ms each. The
+looks, which come every 10 ms, lie in between. A read that brings nothing makes the next nap 0.3 ms again, and waits for
+the socket until the next look, for 2 ms at most where nothing flowed at the last one.
+
+An example of credit, with the default limits of 64 MiB (``reader_memory_bytes``) and 128 MiB (``backlog_bytes``), in
+MiB. Queued bytes count twice, because it is not known yet whether they are of transactions that have ended::
+
+    pending  in flight  of them queued  backlog    what reading waits for
+    10       50         20              100        nothing: 60 and 120
+    10       55         20              100        reader_memory_bytes: 65
+    10       50         30              100        backlog_bytes: 130
+
 Times are monotonic, in seconds. The reading thread calls everything but ``position_changed``, which may come from any
 thread.
 
