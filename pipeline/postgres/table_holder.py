@@ -124,7 +124,7 @@ class TableHolder:
         self._wal_end = _REPLAYED if of_standby else _INSERTED
         """The function that tells where the WAL ends: inserted on a primary, replayed on a standby."""
         self._publications = tuple(publications)
-        """Those whose tables may be held."""
+        """The publications whose tables may be held."""
         self._sessions: dict[int, psycopg.Connection[Any]] = {}
         """By relid: the session whose transaction holds the table's snapshot."""
         self._waiting: dict[int, tuple[Blocker, ...]] = {}
