@@ -130,7 +130,7 @@ class SnapshotCoordinator:
         """Set by ``stop``: nothing more is begun."""
         self._last_text = ""
         """What people were told last, so that they hear nothing twice in a row."""
-        self._finished = self._told = Sums()
+        self._finished = self._announced = Sums()
         """The sums of all tables that were taken, and of those that people were told of."""
         self._held_wal_bytes: int | None = None
         """By the slot, as of the last look."""
@@ -303,11 +303,11 @@ class SnapshotCoordinator:
         """What the sink has ended by itself, because the stream told of DDL."""
         assert self._lines is not None
         standing = {(line.table, line.number): line for line in self._lines if line.state is not _ENDED}
-        for told, reason in ended:
-            if reason and self._book.leaves_messages(told):
-                self._to_extend.append(told)
-            line = standing.get((told.table, told.number))
-            if line is None or line.place != told.place:
+        for ended_line, reason in ended:
+            if reason and self._book.leaves_messages(ended_line):
+                self._to_extend.append(ended_line)
+            line = standing.get((ended_line.table, ended_line.number))
+            if line is None or line.place != ended_line.place:
                 continue  # a look was faster
             self._lines.end(line)
             self._is_changed = True
@@ -320,8 +320,10 @@ class SnapshotCoordinator:
         if surveyed.sources is not None:
             self._sources = surveyed.sources
         self._fingerprint = None
-        is_told = self._witnessed is not None
-        needs = self._book.needs(self._sources, lines, surveyed.look.lsn, surveyed.end_lsn, is_told=is_told)
+        is_witnessed = self._witnessed is not None
+        needs = self._book.needs(
+            self._sources, lines, surveyed.look.lsn, surveyed.end_lsn, is_witnessed=is_witnessed
+        )
         if needs.ended and self._witnessed is not None:
             self._await_stream(surveyed.look.lsn)
         for line, reason in needs.ended:
@@ -418,7 +420,7 @@ class SnapshotCoordinator:
             self._notify(text)
 
     def _tell_complete(self) -> None:
-        news, self._told = self._finished.less(self._told), self._finished
+        news, self._announced = self._finished.less(self._announced), self._finished
         if news.n_tables:
             text = (
                 f"{counted(news.n_tables, 'table')}: the rows from before are in the sink, "

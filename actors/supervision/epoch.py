@@ -265,10 +265,10 @@ class Epoch:
 
     def _tell_waiting(self) -> bool:
         """Whether there was something to tell. That parts take long to start is no news."""
-        told = self._lack or (None if self._reading is not None else self._readers_wait())
-        if told is not None:
-            self._notify(Event("waiting", told))
-        return told is not None
+        reason = self._lack or (None if self._reading is not None else self._readers_wait())
+        if reason is not None:
+            self._notify(Event("waiting", reason))
+        return reason is not None
 
     def _readers_wait(self) -> str | None:
         """What the reader waits for; None where it says nothing. A reader that is not up answers later, so one question

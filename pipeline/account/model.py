@@ -439,8 +439,8 @@ def with_undelivered(account: Account) -> Account:
     # The slot may have been asked some seconds before the sequencer.
     behind = max(0, Lsn.parse(slot.server_lsn) - Lsn.parse(delivered))
     held = max(behind, slot.wal_held_bytes)
-    told = dataclasses.replace(slot, undelivered_bytes=behind, wal_held_without_journal_bytes=held)
-    return dataclasses.replace(account, slot=told)
+    filled = dataclasses.replace(slot, undelivered_bytes=behind, wal_held_without_journal_bytes=held)
+    return dataclasses.replace(account, slot=filled)
 
 
 def is_caught_up(*, n_waiting: int, backlog_bytes: int, is_paused: bool, has_reached_target: bool) -> bool:

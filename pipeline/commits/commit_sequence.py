@@ -358,7 +358,9 @@ class CommitSequence:
         reached_lsn = confirming.delivered_lsn if self._has_sink else confirming.confirmed_lsn
         if self._target is not None and reached_lsn >= self._target:
             return confirming.is_tidy
-        return self._stopping and self._journaling.is_idle and confirming.is_all_told and confirming.is_tidy
+        return (
+            self._stopping and self._journaling.is_idle and confirming.is_all_reported and confirming.is_tidy
+        )
 
     async def batch_done(self, number: int, loop: int) -> None:
         """The sink holds the batch: its segments go, unless the journal names them; its position may be confirmed.
@@ -439,7 +441,7 @@ class CommitSequence:
         confirming = self._confirming
         # After a damaged file the journal may grow on.
         is_recorded = bool(self._order.journal) and confirming.delivered_lsn >= self._order.delivered_lsn
-        if error is not None and ((self._has_sink and is_recorded) or confirming.is_all_told):
+        if error is not None and ((self._has_sink and is_recorded) or confirming.is_all_reported):
             raise error
 
     def _check_loop(self, loop: int) -> None:

@@ -141,7 +141,7 @@ def _as_text(name: str) -> str:
     return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN pg_catalog.concat({name}) END"
 
 
-def told(task: RangeTask) -> str:
+def range_text(task: RangeTask) -> str:
     """A range for people, in messages."""
     pages = task.range
     end = "the end" if pages.end_page is None else f"page {pages.end_page}"
@@ -256,7 +256,7 @@ class RangeCopy:
 
         Raises PoisonedChange for what the server cannot send, TableUnreadable, ConnectionLost, and
         ComponentLost after ``cancel``."""
-        doing = told(task)
+        doing = range_text(task)
         statement = copy_statement(task, as_text)
         result = self._execute(statement, doing, until=pq.ExecStatus.COPY_OUT)
         if result.status != pq.ExecStatus.COPY_OUT:

@@ -411,7 +411,7 @@ def take(
     rewritten = [leaf for leaf in source.leaves if leaf.relid not in (in_place or ())]
     if rewritten:
         raise SnapshotInterrupted(
-            f"table {_told(rewritten[0])} was rewritten or dropped as its snapshot was taken"
+            f"table {_leaf_text(rewritten[0])} was rewritten or dropped as its snapshot was taken"
         )
     xmin, xmax, xip = snapshot.split(":")
     return name, SnapshotBounds(
@@ -431,5 +431,5 @@ def _definition(source: PublishedSource) -> tuple[object, ...]:
     return source.relation, source.attnums, source.published_as, source.row_filter, source.left_out, leaves
 
 
-def _told(leaf: Leaf) -> str:
+def _leaf_text(leaf: Leaf) -> str:
     return table_label(leaf.schema, leaf.table)

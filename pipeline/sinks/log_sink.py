@@ -385,8 +385,10 @@ class LogSink:
         ddl.clear()
 
         def take_ddl(rows: pa.RecordBatch) -> None:
-            told = (rows[name].to_pylist() for name in ("commit_lsn", "content", "xid"))
-            ddl.extend(read for each in zip(*told, strict=True) if (read := read_ddl(*each)) is not None)
+            message_columns = (rows[name].to_pylist() for name in ("commit_lsn", "content", "xid"))
+            ddl.extend(
+                read for each in zip(*message_columns, strict=True) if (read := read_ddl(*each)) is not None
+            )
 
         pieces = message_pieces(batch.message_batches(take_ddl))
         first = next(pieces, None)

@@ -76,7 +76,7 @@ class Sink(Protocol):
         """Once, after the last batch or a failure. Never raises for a session that is gone."""
 
 
-ToldGenerations = Mapping[tuple[str, int, Lsn], tuple["GenerationState", str]]
+RecordedGenerations = Mapping[tuple[str, int, Lsn], tuple["GenerationState", str]]
 """The state of each generation, by table, number and place, and the reason why one has ended."""
 
 
@@ -115,7 +115,7 @@ class SinkType(ABC):
         none. Raises ConfigError, StorageFault."""
         return 0, INVALID_LSN
 
-    def told(self) -> ToldGenerations | None:
+    def recorded_generations(self) -> RecordedGenerations | None:
         """What it says of snapshots now, without a run; None for one that keeps nothing. Raises as ``holds``."""
         return None
 

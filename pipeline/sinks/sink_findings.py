@@ -317,7 +317,7 @@ def check_tables(
     ownership = Ownership(application_id, f"{application_id}/messages", root.root, server.tenure())
     for writer in found:
         ownership.check(writer)
-    findings = [Finding.ok("sink_tables", _told(found, application_id))]
+    findings = [Finding.ok("sink_tables", _holdings_text(found, application_id))]
     own = next((writer for writer in found if writer.label == locations.TRANSACTIONS), None)
     if own is not None:
         ownership.check_server(own, slots)
@@ -333,7 +333,7 @@ def check_tables(
     return findings
 
 
-def _told(writers: Sequence[Any], application_id: str) -> str:
+def _holdings_text(writers: Sequence[Any], application_id: str) -> str:
     held = {writer.label: writer.watermark(application_id) for writer in writers}
     last = held.get(locations.TRANSACTIONS, 0)
     n = len(held.keys() - {locations.TRANSACTIONS, locations.MESSAGES})
