@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.commit_attempts import guarded
-from xidstream.pipeline.log_tables.log_table import LogTable, LogTables
+from xidstream.pipeline.log_tables.log_table import LogTables, LogTableWriter
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.pg import Lsn
 
@@ -29,7 +29,7 @@ class TransactionMarks:
         self._application_id = application_id
         self._proven_id = locations.proven_id(application_id)
         self._ownership = ownership
-        self._kept: LogTable | None = None
+        self._kept: LogTableWriter | None = None
         """The table as the last proof left it: there is one every second. But for a run that took the slot over,
         nobody else moves that mark."""
 
@@ -52,7 +52,7 @@ class TransactionMarks:
         return 0 if writer is None else writer.watermark(self._proven_id)
 
     def prove(self, lsn: Lsn) -> None:
-        def told() -> None:
+        def record() -> None:
             if self._kept is not None:
                 self._kept.refresh()
             writer, self._kept = self._kept or self._opened(), None
@@ -61,9 +61,9 @@ class TransactionMarks:
                 writer.commit([], {self._proven_id: int(lsn)}, marks=self._ownership.marks)
             self._kept = writer
 
-        guarded(self._tables, locations.TRANSACTIONS, told)
+        guarded(self._tables, locations.TRANSACTIONS, record)
 
-    def _opened(self) -> LogTable:
+    def _opened(self) -> LogTableWriter:
         writer = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
         assert writer is not None, "the sink has made it"
         return writer

@@ -7,7 +7,7 @@ confirm. In between, for each table: its watermark (the commit LSN up to which i
 snapshot. Segments above it that are Parquet in the table's layout already get a name in the table
 (``pipeline.log_tables.segment_links``). All other rows above it are written to Parquet files, by the driver or by
 Spark's executors (``pipeline.sinks.written_rows``). These names and files are committed on that snapshot with the new
-watermark (``LogTable.commit``). A crash anywhere leaves each table at a watermark of its own; the replay,
+watermark (``LogTableWriter.commit``). A crash anywhere leaves each table at a watermark of its own; the replay,
 however its batches are cut, writes to each what it lacks. A reader bounded by the greatest ``commit_lsn`` of
 ``_transactions`` never sees a torn transaction, because that is committed after all the tables. Where the format
 commits several tables in one step (``LogTables.together``), all these commits are one, and no reader sees a torn
@@ -60,8 +60,8 @@ from xidstream.pipeline.log_tables.columns import Conform, Placement, TableColum
 from xidstream.pipeline.log_tables.log_table import (
     MAX_VERSION,
     NOTHING,
-    LogTable,
     LogTables,
+    LogTableWriter,
     SnapshotOutdated,
     TableCommit,
 )
@@ -314,7 +314,7 @@ class LogSink:
 
     # -- opening tables --------------------------------------------------------------------------------
 
-    def _writer(self, key: str, label: str) -> LogTable | None:
+    def _writer(self, key: str, label: str) -> LogTableWriter | None:
         """The table's, checked when it is opened; None where there is no table."""
         writer = self._writers.get(key)
         if writer is None:
@@ -323,7 +323,7 @@ class LogSink:
                 self._check(writer)
         return writer
 
-    def _check(self, writer: LogTable) -> None:
+    def _check(self, writer: LogTableWriter) -> None:
         if self._ownership is not None:  # before `claim` tables are only looked at
             self._ownership.check(writer)
 
@@ -337,7 +337,7 @@ class LogSink:
         writer = self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         self._ownership.check_repeated(writer, batch.transaction_rows)
 
-    def _check_repeated_rows(self, writer: LogTable, parts: TableParts, batch: SinkBatch) -> None:
+    def _check_repeated_rows(self, writer: LogTableWriter, parts: TableParts, batch: SinkBatch) -> None:
         """Check the repeated rows of a table that a crash left ahead of ``_transactions``. These name it also where its
         rows were left out. That may be so after every park, because a parked table may have another name by then."""
         assert self._ownership is not None
@@ -353,7 +353,7 @@ class LogSink:
 
     # -- the driver's own tables -----------------------------------------------------------------------
 
-    def _own_table(self, key: str, schema: pa.Schema) -> LogTable:
+    def _own_table(self, key: str, schema: pa.Schema) -> LogTableWriter:
         writer = self._writers.get(key)
         if writer is None:
             columns = [TableColumn(f.name, f.type, f.name) for f in schema]
@@ -408,7 +408,7 @@ class LogSink:
             watermarks[self._messages_id] = moved.get(self._messages_id, watermarks[self._messages_id])
         return TableCommit(writer, files.close(), moved, self._marks, "lsn") if moved else None
 
-    def _own_files(self, writer: LogTable, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
+    def _own_files(self, writer: LogTableWriter, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
         job = f"data-{uuid.uuid4().hex}-driver"
         return ParquetFiles(writer.location, job, schema, lsn_column, writer.ranged)
 

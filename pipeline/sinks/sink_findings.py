@@ -33,7 +33,7 @@ from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.log_table import LogTable, LogTables
+from xidstream.pipeline.log_tables.log_table import LogTables, LogTableWriter
 from xidstream.pipeline.log_tables.segment_links import how_segments_reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import table_label
@@ -304,7 +304,7 @@ def check_tables(
     tables = () if server is None else server.tables
     named += [(root.key_of(*name), table_label(*name)) for name in tables[:MOST_TABLES]]
 
-    def opened(one: tuple[str, str]) -> LogTable | None:
+    def opened(one: tuple[str, str]) -> LogTableWriter | None:
         return root.open(*one)
 
     with ThreadPoolExecutor(_THREADS) as threads:
