@@ -178,7 +178,7 @@ class FaultPlan:
         self._file = Path(text[1:]) if text.startswith("@") else None
         """The file that the faults are read from; None: they are in the text itself."""
         self._stamp: object = None
-        """What tells whether the file is still the one that was read."""
+        """The time and inode of the file that was read: another file has others."""
         self._faults: tuple[Fault, ...] = ()
         """The faults that may strike."""
         self._passages: dict[str, int] = {}

@@ -70,7 +70,7 @@ class SparkDriver:
         self._mirrors: dict[str, MirrorLoop] = {}
         """By slot: the refreshes of its base tables, where it has any."""
         self._lines = PrintedLines()
-        """What was printed and not taken yet."""
+        """Lines that were printed and not taken yet."""
         self._session = DriverSession(self._start_session)
         """The one Spark session of all slots."""
         self._master: SparkMaster | None = None

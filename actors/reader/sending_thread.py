@@ -69,7 +69,7 @@ class SendingThread:
         self._thread.start()
 
     def close(self) -> None:
-        """What still waits is dropped: nothing of it was confirmed, so it comes again."""
+        """End the thread. Cuts that still wait are dropped: nothing of them was confirmed, so they come again."""
         self._failure = self._failure or ComponentLost("the sending thread is closed")
         self._queue.put(None)
         self._thread.join(_CLOSE_TIMEOUT_S)
@@ -93,7 +93,7 @@ class SendingThread:
 
     @property
     def credit_bytes(self) -> int:
-        """What is in flight, with what each call takes beside its rows."""
+        """The bytes in flight, with those that each call takes besides its rows."""
         return self.in_flight_bytes + _CUT_BYTES * self._pool.n_calls
 
     @property
@@ -135,7 +135,7 @@ class SendingThread:
             self._looked.set()
 
     def _next(self) -> Sequence[Cut] | None:
-        """What waits, joined: blocks and commits that are sent together share calls."""
+        """The waiting cuts, joined: blocks and commits that are sent together share calls."""
         cuts: list[Cut] = []
         n_bytes = 0
         with contextlib.suppress(queue.Empty):

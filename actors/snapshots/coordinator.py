@@ -115,7 +115,7 @@ class SnapshotCoordinator:
         self._proving = Proving()
         """Up to where the looks at the catalog prove the states of tables."""
         self._proven_lsn = Lsn(0)
-        """What the sink was told."""
+        """The proven LSN that the sink has."""
         self._marks = Marks()
         """The mark of the DDL triggers, as looks at the catalog have found it."""
         self._witnessed: Witnessed | None = None
@@ -240,7 +240,7 @@ class SnapshotCoordinator:
                 self._tell(events.of_error("snapshots_wait", text, error))
 
     def _look(self) -> None:
-        """What is there, and what is wanted?"""
+        """Look at the sink, the catalog and the wishes, and act on the difference."""
         wants = self._book.is_wanting()
         if self._lines is None or (wants and not self._is_ready):
             self._tables.clean()
@@ -300,7 +300,7 @@ class SnapshotCoordinator:
             self._note_ended(proven.ended)
 
     def _note_ended(self, ended: Iterable[tuple[GenerationLine, str]]) -> None:
-        """What the sink has ended by itself, because the stream told of DDL."""
+        """Take note of generations that the sink has ended by itself, because the stream told of DDL."""
         assert self._lines is not None
         standing = {(line.table, line.number): line for line in self._lines if line.state is not _ENDED}
         for ended_line, reason in ended:

@@ -82,7 +82,7 @@ class Plan:
 
 
 def demands(config: Config, shares: Shares = FULL_SHARES) -> list[Demand]:
-    """What one epoch of a slot needs before it can read."""
+    """The demands of one epoch of a slot before it can read."""
     return [
         Demand("slot reader", shares.reader),
         Demand("commit sequencer", shares.sequencer),
@@ -108,7 +108,7 @@ def plan(configs: Sequence[Config], cpus: float, *, has_sink: bool = True) -> Pl
 
 
 def _of_spark(config: Config, shares: Shares) -> list[Demand]:
-    """What the session of the whole run needs."""
+    """The demands of the session of the whole run."""
     found = [Demand("Spark driver", shares.driver)]
     if config.spark == SparkMode.RAYDP.value:
         own = config.spark_conf.get(_MASTER_CONF)

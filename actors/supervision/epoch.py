@@ -43,7 +43,7 @@ from xidstream.pipeline.snapshot.tables import Surveyed
 
 READER, SEQUENCER, DRIVER = "slot reader", "commit sequencer", "Spark driver"
 _AWAITED = {READER: "the slot reader", SEQUENCER: "the storage", DRIVER: "the Spark session"}
-"""What a person waits for while a part answers."""
+"""The words for a part's answer, while a person waits for it."""
 _POLL_S = 0.25
 _STOP_TIMEOUT_S = 15.0
 _ROOT_CAUSE_S = 5.0

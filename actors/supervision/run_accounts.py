@@ -59,7 +59,7 @@ _SLOT_WAIT_S: Final = 5.0
 """For the answer to a question that another thread has asked."""
 _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
 _JUMP: Final = datetime.timedelta(seconds=1)
-"""What two looks at two clocks may differ by."""
+"""The largest difference of two looks at two clocks that counts as none."""
 
 
 def _now() -> datetime.datetime:
@@ -144,7 +144,7 @@ class RunAccounts:
 
     @property
     def last_error(self) -> RestartPart | None:
-        """What ended the last epoch that failed."""
+        """The error that ended the last epoch that failed."""
         return self._restarts[-1] if self._restarts else None
 
     # -- any thread ------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class RunAccounts:
         return with_undelivered(dataclasses.replace(account, slot=slot, slot_error=error))
 
     def glance(self) -> Account:
-        """What three of the actors know already: nothing of the slot and the processes."""
+        """The account without the slot and the processes, of what three of the actors know already."""
         return self._gather(with_processes=False)
 
     def status(self, progress: SinkReport) -> RunStatus:
@@ -196,7 +196,7 @@ class RunAccounts:
         sequencer: SequencerReport | None,
         sink: SinkReport | None,
     ) -> Account:
-        """What the parts answered, with what only the supervisor knows."""
+        """The account: the parts' answers, and the facts that only the supervisor knows."""
         return Account(
             at=self._now(),
             run=self._run(parts, reader, sequencer),

@@ -58,7 +58,7 @@ _CAUSES: Final = {
     "SegmentCorrupt": STORAGE,
     "SlotInUse": "another reader of the slot",
 }
-"""What a run that starts again waits for, by the error that ended its last epoch."""
+"""The part that a run which starts again waits for, by the error that ended its last epoch."""
 PAIRS: Final = (
     (READER, SERVER),
     (READER, BUFFERS),
@@ -85,7 +85,7 @@ class StallWatch:
         self._marks: dict[str, tuple[float, int]] = {}
 
     def look(self, account: Account, now_s: float) -> tuple[Stall, ...]:
-        """What waits now. ``now_s``: a monotonic clock's."""
+        """The stalls of this moment. ``now_s``: a monotonic clock's."""
         run = account.run
         if run is None:
             return ()
@@ -219,7 +219,7 @@ class StallWatch:
 
 
 def _meanwhile(journal: JournalPart | None) -> str:
-    """What a sink that does not take more means for the server."""
+    """The consequence for the server of a sink that takes nothing more."""
     if journal is None or not journal.n_files:
         return ""
     if journal.is_full:

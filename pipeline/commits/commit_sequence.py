@@ -79,9 +79,9 @@ class CommitSequence:
         self._order = CommitOrder(batch_rows=config.batch_rows, batch_bytes=config.batch_bytes)
         """The order of commits. ``open`` makes the one that begins with what the storage has."""
         self._tasks = WatchedTasks(translate)
-        """What is awaited from buffers. The first error of any of them ends the epoch."""
+        """The results that are awaited from buffers. The first error of any of them ends the epoch."""
         self._changed = self._tasks.changed
-        """What every wait here uses: it is told of each change of the order."""
+        """The signal that every wait here uses: it is given at each change of the order."""
         self._target: Lsn | None = None
         """The LSN at which the run is finished; None for a run without an end."""
         self._stopping = False
@@ -109,7 +109,7 @@ class CommitSequence:
         self._loop = 0
         """The number of the batch loop that has the sink. Calls of earlier ones are refused."""
         self._figures = Delivered()
-        """What the sink has taken in this epoch, for people."""
+        """Figures of all that the sink has taken in this epoch, for people."""
         # All rows of a prepared transaction are read. Asyncio's threads would all do that, and all else would wait.
         self._verifying = threads(_VERIFYING_THREADS, "verify")
 
@@ -388,8 +388,8 @@ class CommitSequence:
             await asyncio.to_thread(self._storage.delete, unused)
 
     def _owed_bytes(self, content: Sealed) -> int:
-        """What the reader may count of it until it has its credit (``Backlog``). A transaction with rows in segments
-        takes little here, and counts there with its raw bytes, up to what a buffer holds."""
+        """The bytes that the reader may count of it until it has its credit (``Backlog``). A transaction with rows in
+        segments takes little here, and counts there with its raw bytes, up to what a buffer holds."""
         spilled_bytes = self._config.buffer_memory_bytes if content.stored_keys() else 0
         return content.memory_bytes + spilled_bytes
 

@@ -80,13 +80,13 @@ class Confirming:
         """How long what has moved waits."""
         self._little_bytes = little_bytes
         self._taken_bytes: int | None = None
-        """What the sink has taken since the last record; None: nothing."""
+        """The bytes that the sink has taken since the last record; None: nothing."""
         self._is_ending = False
         """Whether the run stops."""
         self._recording_since_s: float | None = None
         """When the record in hand was begun, on the monotonic clock; None while none is written."""
         self._reported = self._next_report()
-        """What the reader was given last, and the versions of journal and parking that were recorded with it."""
+        """The last report to the reader, with the versions of journal and parking that were recorded with it."""
         self.confirmed_lsn = order.confirmed_lsn
         """The confirmed position that is recorded and that the reader has heard of."""
         self.delivered_lsn = order.delivered_lsn
@@ -145,7 +145,7 @@ class Confirming:
             self._changed.notify()
 
     def _due_in_s(self) -> float | None:
-        """None as long as there is nothing to tell."""
+        """Seconds until the next report is due; None as long as there is nothing to report."""
         report = self._next_report()
         if report == self._reported:
             return None

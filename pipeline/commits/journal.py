@@ -302,7 +302,7 @@ class Journal:
         return None
 
     def loaded(self, file: JournalFile, units: Sequence[tuple[UnitEnd, Sealed]], now_s: float) -> None:
-        """What ``to_load`` asked for. Units that the sink holds already are not released again."""
+        """The content that ``to_load`` asked for. Units that the sink holds already are not released again."""
         held = self._of(file)
         if held is None:
             return
@@ -378,7 +378,7 @@ class Journal:
         return held.is_untouched and not is_begun
 
     def _of(self, file: JournalFile) -> _HeldFile | None:
-        """None where all of it was delivered meanwhile."""
+        """The journal's own record of the file; None where all of it was delivered meanwhile."""
         return next((held for held in self._held if held.file is file), None)
 
     def _shed(self) -> None:

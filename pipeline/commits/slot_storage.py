@@ -74,7 +74,8 @@ from xidstream.pipeline.transactions.sealed import transaction_row, undeliverabl
 
 @dataclass(frozen=True)
 class TakenOver:
-    """What was recorded when an epoch began. ``journal``: its files, in order. ``parked``: as in ``ProgressRecord``."""
+    """The record as it was when an epoch began. ``journal``: its files, in order. ``parked``: as in
+    ``ProgressRecord``."""
 
     confirmed_lsn: Lsn
     delivered_lsn: Lsn

@@ -217,7 +217,7 @@ class _Block:
         self._relids = np.array(sorted(relations), np.int64)
         """``int64[n_relations]``: the relid of each of ``_relations``."""
         self._story = BlockStory(self._payload, self._lengths)
-        """What an error tells of the block."""
+        """The facts of the block for an error's text."""
         self.notes: list[BadRows] = []
         """The rows that cannot be delivered."""
 

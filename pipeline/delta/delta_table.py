@@ -90,7 +90,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 _COMMITS_ALONE: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _Writer = TypeVar("_Writer", bound="DeltaTableWriter")
 _FAILURES: Final = (OSError, DeltaError, pa.ArrowException, XidstreamError)
-"""What is no reason to fail a commit that was made."""
+"""Errors that are no reason to fail a commit that was made."""
 
 
 class DeltaTableWriter:

@@ -160,7 +160,7 @@ class _Table:
     before_s: float | None = None
     is_before_known: bool = False
     merge: Merge | None = None
-    """What was prepared, until it is taken."""
+    """The work that was prepared, until it is taken."""
     failed: set[str] = field(default_factory=set)
     """The classes of errors that were told."""
 

@@ -116,7 +116,7 @@ class SnapshotBook:
         )
 
     def unfinished(self, lines: Iterable[GenerationLine]) -> list[Generation]:
-        """What an earlier run has begun to commit, and perhaps did not end."""
+        """Generations that an earlier run has begun to commit, and perhaps did not end."""
         recorded = {(line.relid, line.number) for line in lines if line.is_ours}
         return [taken.generation for name, taken in self._taken.items() if name not in recorded]
 
@@ -229,7 +229,7 @@ class SnapshotBook:
         self._layouts.pop(name, None)
 
     def _repair(self, where: KeyFilter, source: PublishedSource, line: GenerationLine | None) -> Repair | str:
-        """What is to be repaired, or why nothing can be."""
+        """The range to be repaired, or why nothing can be."""
         taken = None if line is None else self._taken.get((line.relid, line.number))
         if line is None or taken is None:
             return "no snapshot of the table stands, from which the rows outside of the range could be carried over"

@@ -150,16 +150,16 @@ class StagedSnapshots:
     def lay_out(
         self, found: Sequence[tuple[RelationVersion, Lsn]], witnessed: Witnessed | None = None
     ) -> None:
-        """Nobody reads states of it."""
+        """Nothing is to be done: a function's rows have no states to read."""
 
     def reach(self, lsn: Lsn) -> None:
         """A function has no log."""
 
     def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
-        """Nobody reads states of it."""
+        """Nothing is to be done: a function's rows have no states to read."""
 
     def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
-        """Nobody reads states of it."""
+        """Nothing is to be done: a function's rows have no states to read."""
         return Proven(lsn)
 
     def complete(self) -> None:

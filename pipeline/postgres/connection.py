@@ -99,7 +99,7 @@ class ReplicationConnection:
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
         self._doing = f"slot {settings.slot}"
-        """What errors begin with."""
+        """The beginning of each error's text."""
         self._notices: deque[ServerReport] = deque(maxlen=_MAX_NOTICES)
         """The server's last notices, for the error that may follow them."""
         self._streaming = False

@@ -173,7 +173,7 @@ def failure_of(report: ServerReport, doing: str) -> XidstreamError:
 
 
 class Frame:
-    """What COPY's binary format has before the first row and after the last one."""
+    """The bytes of COPY's binary format before the first row and after the last one."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing

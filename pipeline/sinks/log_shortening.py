@@ -109,7 +109,7 @@ class _Folded:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a table's log is cut by. ``cut``: without a new fold. ``upto``: no cut goes further. ``known_fold``: the
+    """The cut of one table's log. ``cut``: without a new fold. ``upto``: no cut goes further. ``known_fold``: the
     fold that the log has. ``wanted``: what the retention asks for. ``base``: of the newest base table; None without
     one."""
 
@@ -263,7 +263,7 @@ class LogShortening:
         latest: int,
         consumed: Mapping[str, int],
     ) -> _Plan | None:
-        """None where the table waits, or is left alone."""
+        """The plan of one table; None where it waits, or is left alone."""
         retention = self._retention.of(name)
         if retention.keeps_all or self._is_being_taken(key):
             return None

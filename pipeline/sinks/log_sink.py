@@ -302,7 +302,7 @@ class LogSink:
     def _link_segments(
         self, parts: TableParts, placements: list[Placement], batch: SinkBatch, target: WriteTarget
     ) -> tuple[list[WrittenFile], TableParts]:
-        """What needed only a name in the table, and what is left to write."""
+        """The segments that needed only a name in the table, and the parts that are left to write."""
         try:
             return self._links.give(parts, placements, target, batch.storage, self._tables.rules)
         except SegmentCorrupt:

@@ -47,7 +47,7 @@ _FAILURES: Final = (OSError, DeltaError, XidstreamError)
 
 @dataclass(frozen=True)
 class _Reach:
-    """What is left of the log. ``oldest`` and ``cut`` as ``LogPart`` has them."""
+    """The rest of the log that its shortening has left. ``oldest`` and ``cut`` as ``LogPart`` has them."""
 
     oldest: Lsn | None
     cut: Lsn | None
@@ -81,7 +81,7 @@ class LogWatch:
         self._looked_s: float | None = None
         """When the last look began, on ``clock``; None before the first."""
         self._seen: _Seen | None = None
-        """What the last look that succeeded found; None before that."""
+        """The findings of the last look that succeeded; None before that."""
         self._error: str | None = None
         """Why the last look failed; None where it did not."""
         self._held: Mapping[str, int] | None = None
@@ -95,7 +95,7 @@ class LogWatch:
             self._held, self._is_cut_anew = held, True
 
     def part(self) -> LogPart | None:
-        """What is known; None before the first look has ended."""
+        """The last look's findings; None before the first look has ended."""
         with self._lock:
             is_due = self._looked_s is None or self._clock() - self._looked_s >= LOOK_S
             if is_due and (self._thread is None or not self._thread.is_alive()):

@@ -116,7 +116,8 @@ class SinkType(ABC):
         return 0, INVALID_LSN
 
     def recorded_generations(self) -> RecordedGenerations | None:
-        """What it says of snapshots now, without a run; None for one that keeps nothing. Raises as ``holds``."""
+        """The generations that the sink records now, without a run; None for one that keeps nothing. Raises as
+        ``holds``."""
         return None
 
 

@@ -56,7 +56,7 @@ _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
 
 @dataclass(frozen=True)
 class ServerSide:
-    """What a sink is compared with: the server's history, and the published tables.
+    """The other side that a sink is compared with: the server's history, and the published tables.
 
     ``tenure`` is called when the tables are open, because another run may write to them: what they hold is older than
     the end of the WAL that is read after that. ``compare`` is given the number of the last run that wrote to them and

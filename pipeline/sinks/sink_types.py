@@ -1,4 +1,4 @@
-"""What each kind of sink does with the setting after its colon. ``pipeline.settings.sink_kinds`` names the classes.
+"""The work of each kind of sink with the setting after its colon. ``pipeline.settings.sink_kinds`` names the classes.
 
 Nothing heavy is imported before a method needs it: the command line and the reader ask these, too.
 """

@@ -120,7 +120,7 @@ def write_decision(storage: Storage, layout: Layout, decision: Decision) -> None
 
 
 def read_decision(storage: Storage, layout: Layout) -> Decision | None:
-    """None where none was recorded. Raises SegmentCorrupt, Unsupported, StorageFault."""
+    """The decision; None where none was recorded. Raises SegmentCorrupt, Unsupported, StorageFault."""
     return _DECISION.read(storage, layout.snapshot_decision_key)
 
 

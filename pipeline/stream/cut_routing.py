@@ -90,7 +90,7 @@ class CutRouting:
         self._submit = submit
         """Gives entries to the sequencer."""
         self._backlog = backlog
-        """What has ended and is not in the sink."""
+        """Transactions that have ended and are not in the sink."""
         self._ticket = 0
         """The ticket of the next entry."""
         self.n_bytes = 0
@@ -160,5 +160,5 @@ class CutRouting:
 
 
 def _without_aborted(cut: _End) -> _End:
-    """What rolled back is the buffer's to know."""
+    """The cut without its rolled-back subtransactions, which only the buffer needs."""
     return dataclasses.replace(cut, aborted=()) if cut.aborted else cut

@@ -137,7 +137,7 @@ class StreamCutter:
         self._streams = OpenStreams(ledger, self._spares, self._maker, self._book, pending_limit_bytes)
         """The streamed transactions that are open, but for ``_current``."""
         self._mode = OUTSIDE
-        """Which messages the compiled loop takes without a look."""
+        """The messages that the compiled loop takes without a look."""
         self._current: PendingMessages | None = None
         """The transaction that rows are appended to; not None exactly where the mode is IN_ROWS."""
 

@@ -119,8 +119,8 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What waits in the cutter: ``whole_bytes`` of small transactions, and perhaps rows of open ones; and the bytes
-    that were cut and sent since the start."""
+    """The bytes that wait in the cutter: ``whole_bytes`` of small transactions, and perhaps rows of open ones; and the
+    bytes that were cut and sent since the start."""
 
     whole_bytes: int
     has_open_rows: bool
@@ -175,7 +175,7 @@ class ReadPolicy:
         return None
 
     def pause(self, now_s: float, in_flight_bytes: int) -> tuple[Action, ...]:
-        """What to do in place of reading, as long as it is over credit."""
+        """The actions in place of reading, as long as it is over credit."""
         self._asked_s = None  # nobody listens, so silence means nothing
         actions: list[Action] = []
         if not in_flight_bytes:
@@ -187,7 +187,7 @@ class ReadPolicy:
     # -- after each read -------------------------------------------------------------------------------
 
     def rest(self, now_s: float, *, drained: bool, flowing: bool) -> tuple[Action, ...] | None:
-        """What to do until the next look; None where it is due now, and ``look`` must follow.
+        """The actions until the next look; None where it is due now, and ``look`` must follow.
 
         ``drained``: the socket had no more; ``flowing``: the read has brought something.
         """
@@ -206,7 +206,7 @@ class ReadPolicy:
         return (nap,)
 
     def look(self, now_s: float, gathered: Gathered, *, drained: bool, flowing: bool) -> tuple[Action, ...]:
-        """What is done by the clock, not for each read."""
+        """The actions that are due by the clock, not for each read."""
         self._next_look_s = now_s + (FLOWING_LOOK_INTERVAL_S if flowing else LOOK_INTERVAL_S)
         self._is_quiet = self._is_quiet and drained
         actions: list[Action] = []

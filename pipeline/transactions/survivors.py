@@ -41,7 +41,7 @@ from xidstream.pipeline.errors import IllegalTransition
 Subxids = npt.NDArray[np.uint32]
 
 _OBJECT_BYTES: Final = 400
-"""What the runs of one block take beside their numbers."""
+"""The bytes that the runs of one block take besides their numbers."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Survivors:
         self.n_rows = 0
         """How many rows there are: the number of the next row."""
         self.n_bytes = 0
-        """What the runs take in memory."""
+        """The bytes that the runs take in memory."""
         self._blocks: list[_Runs] = []
         """The runs of each block that began one, in the order of the rows."""
 

@@ -246,7 +246,7 @@ class OpenTransaction:
         return self._groups.to_spill()
 
     def spillable(self) -> Iterator[GroupKey]:
-        """What can be handed over; None stands for the messages, which come last."""
+        """The groups that can be handed over; None stands for the messages, which come last."""
         yield from (key for key in self._groups if key is not None)
         if None in self._groups:
             yield None
