@@ -123,7 +123,7 @@ class SnapshotSteps:
         )
         """Whether the run cannot go on without the snapshots, so that a table that cannot be read ends it."""
         self._actors = SnapshotActors(config)
-        """The snapshot holder and the readers."""
+        """The actors that hold and read tables."""
         self._n_readers = 1
         """How many readers there are, for which the ranges of a table are planned."""
         self._targets: dict[int, SnapshotTarget] = {}

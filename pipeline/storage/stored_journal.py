@@ -38,7 +38,7 @@ _STRANGE: Final = (
 
 @dataclass(frozen=True)
 class JournalFinding:
-    """A fault of an object. It concerns what committed after ``after_lsn`` and up to ``to_lsn`` is concerned."""
+    """A fault of an object. It concerns what committed after ``after_lsn`` and up to ``to_lsn``."""
 
     key: str
     after_lsn: Lsn
