@@ -121,7 +121,7 @@ class _Register:
     def __init__(self, tables: BaseTables, tell: Callable[[str, bool], None]) -> None:
         self._tables = tables
         self._tell = tell
-        self._told = ""
+        self._last_text = ""
         self._one = threading.Lock()
 
     def beside(self, is_given_up: Callable[[], bool]) -> None:
@@ -154,9 +154,9 @@ class _Register:
 
     def _once(self, text: str) -> None:
         """Tell what is wrong; nothing where ``text`` is empty, or was told the last time."""
-        if text and text != self._told:
+        if text and text != self._last_text:
             self._tell(text, True)
-        self._told = text
+        self._last_text = text
 
 
 def _register_of(tables: BaseTables, tell: Callable[[str, bool], None]) -> _Register | None:
@@ -186,7 +186,7 @@ class MirrorLoop:
     ) -> None:
         self._register = register
         self._waits_for_log = waits_for_log
-        self._has_told = False
+        self._has_reported = False
         self._tables = tables
         self._session = session
         self._every_s = every_s
@@ -232,8 +232,8 @@ class MirrorLoop:
     def _turn(self) -> None:
         refreshed = self._tables.refresh(self._session.get, self._stop.is_set)
         self._waits_for_log = False
-        if refreshed is not None or not self._has_told:
-            self._has_told = True
+        if refreshed is not None or not self._has_reported:
+            self._has_reported = True
             self._tell(describe(refreshed))
         if self._register is not None:
             turn = self._register.now if self._every_s is None else self._register.beside

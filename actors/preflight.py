@@ -143,15 +143,15 @@ def require(
     person's decision is no less lost when the rest is mended.
     """
     deadline_s = time.monotonic() + wait_s
-    told = False
+    is_announced = False
     while True:
         findings = findings_of(config, check_sink, has_sink=has_sink)
         failed = [f for f in findings if f.status is Status.FAILED]
         if [f.raises for f in failed] != [SlotInUse] or time.monotonic() >= deadline_s:
             break
-        if not told:
+        if not is_announced:
             tell(f"{failed[0].statement}: waiting up to {wait_s:.0f} s for it to end")
-            told = True
+            is_announced = True
         while _is_in_use(config) and time.monotonic() < deadline_s:
             if stopped():
                 return

@@ -33,10 +33,10 @@ class XidBuffer(TransactionBuffer):
         super().__init__(settings, hold_arrow)
 
     def decode_and_tell(
-        self, numbers: tuple[int, ...], untold: Mapping[int, RelationVersion], block: RawBlock
+        self, numbers: tuple[int, ...], new_versions: Mapping[int, RelationVersion], block: RawBlock
     ) -> tuple[Sealed, None]:
         """``decode_plain``, and that it is done: the reader need not read the content to see that."""
-        return self.decode_plain(numbers, untold, block), None
+        return self.decode_plain(numbers, new_versions, block), None
 
     def pid(self) -> int:
         return os.getpid()

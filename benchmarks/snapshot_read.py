@@ -25,7 +25,7 @@ import psycopg
 from benchmarks.results import median, ratio
 from benchmarks.source import Source, server
 from xidstream.actors.runtime.no_pandas import skip_pandas_import
-from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.initial_copy.range_reading import RangeOutput, RangeReader
 from xidstream.pipeline.log_tables.columns import Conform, place
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
@@ -130,7 +130,7 @@ def _psql(source: Source, statement: str) -> float:
 class _Work:
     dsn: str
     tasks: tuple[RangeTask, ...]
-    target: RangeTarget
+    target: RangeOutput
     conform: Conform
 
 
@@ -160,7 +160,7 @@ def _read(
         tasks = tuple(
             RangeTask(published, exported[0], pages) for pages in plan_ranges((leaf,), by_range=True)
         )
-        target = RangeTarget(Location.parse(folder), "job")
+        target = RangeOutput(Location.parse(folder), "job")
         work = _Work(source.dsn, tasks, target, Conform.of(placed.columns, placed.names))
         start, shares, taken = context.Barrier(n_readers), context.Queue(), context.Value("i", 0)
         readers = [

@@ -52,8 +52,8 @@ def of_error(
     **facts: str | int | float | None,
 ) -> Event:
     """An event that an error is the reason for."""
-    told = {"error": type(error).__name__, "remedy": error.remedy, **error.facts, **facts}
-    return Event(name, text, level, **told)
+    details = {"error": type(error).__name__, "remedy": error.remedy, **error.facts, **facts}
+    return Event(name, text, level, **details)
 
 
 class JsonLines(logging.Formatter):

@@ -309,7 +309,7 @@ class JournalFile:
     file_bytes: int = 0
     """The bytes of the file alone."""
     memory_bytes: int = 0
-    """What its rows take when they are loaded, and messages that are many; 0 if it does not say."""
+    """The bytes that its rows take when they are loaded, and many messages; 0 if the file does not say."""
 
 
 @dataclass(frozen=True)
@@ -369,7 +369,7 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Opened:
-    """What the reader found when it opened the slot. ``target_lsn`` was the end of the WAL.
+    """The slot as the reader found it when it opened it. ``target_lsn`` was the end of the WAL.
 
     ``cover`` is for a storage that is used for the first time now. ``history`` says where each earlier timeline ended
     on the way to ``timeline``.

@@ -172,12 +172,19 @@ class FaultPlan:
     def __init__(self, text: str, tokens: str | None) -> None:
         """Raises ConfigError as ``parse`` does, and if the file cannot be read."""
         self._tokens = Path(tokens) if tokens else None
+        """The folder in which processes note the faults that struck; None: each process by itself."""
         self._lock = threading.Lock()
+        """Guards all that follows."""
         self._file = Path(text[1:]) if text.startswith("@") else None
+        """The file that the faults are read from; None: they are in the text itself."""
         self._stamp: object = None
+        """The time and inode of the file that was read: another file has others."""
         self._faults: tuple[Fault, ...] = ()
+        """The faults that may strike."""
         self._passages: dict[str, int] = {}
+        """By point: how often it was passed, since the faults were read."""
         self._struck: set[str] = set()
+        """The tokens of the faults that have struck."""
         if self._file is None:
             self._faults = parse(text)
         else:

@@ -27,7 +27,7 @@ class Status(enum.Enum):
 
 
 MARKS: Final = {Status.OK: "ok", Status.WARNING: "warn", Status.FAILED: "FAIL", Status.NOT_CHECKED: "?"}
-"""What stands before a finding's statement."""
+"""The mark before a finding's statement."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Finding:
         return f"not checked: {self.statement}" if self.status is Status.NOT_CHECKED else self.statement
 
     def error(self) -> XidstreamError:
-        """What a run raises because of a failed finding."""
+        """The error that a run raises because of a failed finding."""
         return self.raises(self.statement, remedy=self.remedy)
 
 

@@ -48,11 +48,17 @@ class Restarts:
 
     def __init__(self) -> None:
         self._pause_s = FIRST_PAUSE_S
+        """The next pause. It doubles with each failure, and begins anew when an epoch has worked."""
         self._failing_since_s: float | None = None
+        """The first failure since an epoch worked, on the monotonic clock; None: nothing has failed."""
         self._any_worked = False
+        """Whether any epoch of this run has worked: then it is patient."""
         self._storage_failed = False
+        """Whether the epoch before ended with StorageFault."""
         self._reached: dict[str, Lsn] = {}
+        """How far slot and sink have ever been seen."""
         self._earlier_worked = False
+        """Whether this epoch has found slot or sink further than before: the one before it worked."""
         self.has_logged_in = False
         """Whether the server has let the run in, in any epoch."""
         self.took_batch = False

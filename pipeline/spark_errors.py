@@ -27,7 +27,7 @@ _LOST_SIGNS: Final = (
 _RAISED: Final = re.compile(rf"^{re.escape(errors.__name__)}\.(\w+): (.*)$", re.MULTILINE)
 _JAVA_CLASS: Final = re.compile(r"^(?:: |Caused by: )((?:[A-Za-z_]\w*\.)+[A-Z][\w$]*)", re.MULTILINE)
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
-"""What pyspark's errors begin with."""
+"""The error condition in brackets with which the text of pyspark's errors begins."""
 
 
 def raised_in_executor(error: BaseException) -> XidstreamError | None:

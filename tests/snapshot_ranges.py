@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.postgres_fixtures import Database
-from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.initial_copy.range_reading import RangeOutput, RangeReader
 from xidstream.pipeline.log_tables.columns import Conform, place
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
@@ -52,7 +52,7 @@ class Snapshot:
         self.database = database
         self.source = source
         self.name = name
-        self.target = RangeTarget(Location.parse(str(folder)), "snapshot-1")
+        self.target = RangeOutput(Location.parse(str(folder)), "snapshot-1")
         schema = contract_schema(source.relation)
         placed = place((), schema)
         self.conform = Conform.of(placed.columns, placed.names)
@@ -115,7 +115,7 @@ def snapshot_of(
         yield Snapshot(database, source, exported[0], folder)
 
 
-def growth_of_reading(dsn: str, snapshot: tuple[RangeTask, RangeTarget, Conform], small: RangeTask) -> int:
+def growth_of_reading(dsn: str, snapshot: tuple[RangeTask, RangeOutput, Conform], small: RangeTask) -> int:
     """By how many bytes the peak memory of this process grows when it reads a range, after it has read a small one."""
     task, target, conform = snapshot
     peaks = []

@@ -71,7 +71,7 @@ class Listeners:
         self._listeners = list(first)
         self._over = threading.Event()
         self._error: BaseException | None = None
-        self._told: set[tuple[int, str]] = set()
+        self._logged: set[tuple[int, str]] = set()
         self._thread: threading.Thread | None = None
         if self._listeners:
             self._begin(list(self._listeners))
@@ -136,9 +136,9 @@ class Listeners:
                 self._note(listener, event.method, error)
 
     def _note(self, listener: Any, method: str, error: BaseException) -> None:
-        if (id(listener), method) in self._told:
+        if (id(listener), method) in self._logged:
             return
-        self._told.add((id(listener), method))
+        self._logged.add((id(listener), method))
         place = traceback.extract_tb(error.__traceback__)[-1]
         log.warning(
             "a listener of the query on slot %s raised %s in %s.%s, at %s:%s; it is told once, and the query goes on",

@@ -200,14 +200,22 @@ class Display:
         began_s: float | None = None,
     ) -> None:
         self._console = Console(file=stream or sys.stderr, highlight=False)
+        """Where everything is printed."""
         self._clock = clock
         self._began_s = clock() if began_s is None else began_s
+        """When the run began, on ``clock``."""
         self._live: Live | None = None
+        """The lines that are drawn anew; None where the stream is no terminal."""
         self._paces: dict[str, Rates] = {}
+        """The rates of each slot, from one look to the next."""
         self._waiting: dict[str, tuple[str, ...]] = {}
+        """By slot: what it was last said to wait for."""
         self._open_s: dict[str, float] = {}
+        """By slot: when it was last seen reading, on ``clock``."""
         self._last: dict[str, str] = {}
+        """By slot: the last plain line."""
         self._next_s: dict[str, float] = {}
+        """By slot: when another plain line may come, on ``clock``."""
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:

@@ -34,11 +34,11 @@ def tables_command(config: Config, *, as_json: bool) -> None:
         keys = ("table", "oldest_lsn", "cut_lsn", "problem")
         click.echo(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], ensure_ascii=False))
         return
-    told = [
+    cells = [
         (name, oldest or problem or "none can be read", "all there are" if cut is None else f"behind {cut}")
         for name, oldest, cut, problem in rows
     ]
-    _print(("table", "states from", "changes"), told)
+    _print(("table", "states from", "changes"), cells)
     click.echo(f"up to {log.readable_lsn} states can be read, up to {log.last_commit_lsn} changes")
 
 
@@ -56,8 +56,8 @@ def consumers_command(config: Config, *, as_json: bool) -> None:
         click.echo("no consumer is registered")
         return
     last, now = log.last_commit_lsn, datetime.datetime.now(datetime.timezone.utc)
-    told = [_consumer(each, last, now) for each in found]
-    _print(("consumer", "processed up to", "behind", "told"), told)
+    cells = [_consumer(each, last, now) for each in found]
+    _print(("consumer", "processed up to", "behind", "told"), cells)
 
 
 def remove_consumer_command(config: Config, name: str, *, is_sure: bool) -> None:

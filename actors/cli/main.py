@@ -420,8 +420,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _tell(message: str, remedy: str, error: XidstreamError | None = None) -> None:
     if logs_json():
-        told = Event("failed", message, logging.ERROR, remedy=remedy)
-        logging.getLogger("xidstream").error(told if error is None else of_error("failed", message, error))
+        failed_event = Event("failed", message, logging.ERROR, remedy=remedy)
+        logging.getLogger("xidstream").error(
+            failed_event if error is None else of_error("failed", message, error)
+        )
         return
     click.echo(f"xidstream: {message}", err=True)
     click.echo(f"  remedy: {remedy}", err=True)

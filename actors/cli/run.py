@@ -124,7 +124,7 @@ class _Run:
         self._stop = stop
         self._several = len(configs) > 1
         self._failures: dict[str, BaseException] = {}
-        self._is_stop_told = False
+        self._is_stop_announced = False
         self._starting = StartingRun(configs, has_sink=has_sink)
 
     def run(self) -> list[BaseException]:
@@ -233,10 +233,10 @@ class _Run:
         page = serve(configs[0], list(supervisors.values()))
         self._starting.close()
         if page is not None:
-            told = Event(
+            announced = Event(
                 "status_page", f"the status page of this run: {page.url}", logging.INFO, url=page.url
             )
-            self._display.line(told)
+            self._display.line(announced)
         metrics = offer_metrics(configs[0], list(supervisors.values()))
         try:
             self._await(supervisors)
@@ -277,8 +277,8 @@ class _Run:
                 print(line, flush=True)
         statuses = {slot: supervisor.status() for slot, supervisor in supervisors.items()}
         self._display.show(statuses)
-        if self._stop.is_quiet and self._stop.asked and not self._is_stop_told:
-            self._is_stop_told = True
+        if self._stop.is_quiet and self._stop.asked and not self._is_stop_announced:
+            self._is_stop_announced = True
             self._display.line(Event("stopping", STOPPING, logging.INFO))
 
     def _fail(self, slot: str, error: BaseException) -> None:

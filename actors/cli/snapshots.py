@@ -35,8 +35,8 @@ from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.snapshot_record import (
     cancel,
     read_decision,
+    read_delivered,
     read_taken,
-    read_told,
     read_wishes,
     request,
 )
@@ -120,7 +120,7 @@ def status_command(config: Config) -> None:
     decision, wishes = read_decision(*stored), read_wishes(*stored)
     records = {each.generation.relid: each for each in read_taken(*stored)}
     taken = {relid: each.generation for relid, each in records.items()}
-    state_of = _states(config, {(each.name, each.number) for each in read_told(*stored)})
+    state_of = _states(config, {(each.name, each.number) for each in read_delivered(*stored)})
     if decision is None:
         click.echo("no snapshots yet: the first run decides by the setting snapshot which tables get one")
     else:
@@ -162,14 +162,16 @@ def status_command(config: Config) -> None:
         click.echo(f"slot {config.slot} keeps {human_bytes(surveyed.held_wal_bytes)} of WAL")
 
 
-def _states(config: Config, told: Collection[tuple[str, int]]) -> Callable[[str, Generation | None], str]:
+def _states(
+    config: Config, delivered: Collection[tuple[str, int]]
+) -> Callable[[str, Generation | None], str]:
     """What is said of a table's last generation: by the run on this machine, by a Delta sink, or by the record of what
-    a function has got (``told``)."""
+    a function has got (``delivered``)."""
     reading: dict[str, TableProgress] = {}
     for answer in local_answers(config.slot):
         progress = of_json(answer).snapshots
         reading |= {} if progress is None else {table.table: table for table in progress.tables}
-    in_sink = sink_type(config.sink).told() if config.sink else None
+    in_sink = sink_type(config.sink).recorded_generations() if config.sink else None
 
     def state(table: str, generation: Generation | None) -> str:
         if (now := reading.get(table)) is not None:
@@ -177,7 +179,7 @@ def _states(config: Config, told: Collection[tuple[str, int]]) -> Callable[[str,
             return f"{now.state}{share}"
         if generation is None:
             return "none"
-        if (table, generation.number) in told:
+        if (table, generation.number) in delivered:
             return "finished"
         if in_sink is None:
             return "begun or finished"

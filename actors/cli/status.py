@@ -150,7 +150,7 @@ def _stored(config: Config) -> StoredPart:
 
 
 def _print_stopped(config: Config) -> None:
-    """What slot and storage say."""
+    """The account of slot and storage."""
     require_server(config)
     state = existing_slot(login_of(config), config.slot)
     flush = current_flush_lsn(login_of(config))
@@ -195,7 +195,7 @@ def _print_stopped(config: Config) -> None:
 
 
 def _skips(config: Config) -> list[str]:
-    """What was given up, and what became of it."""
+    """The transactions that were given up, and their outcome."""
     storage, layout = stored_slot(config)
     record = read_progress(storage, layout)
     lines = []

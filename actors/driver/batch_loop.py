@@ -71,17 +71,25 @@ class BatchLoop:
         self._sink = sink
         self._sequencer = sequencer
         self._storage = Storage(storage_uri)
+        """The storage, for what the sink reads of it."""
         self._identity = identity
         self._read_segment = SegmentReader(storage_uri)
+        """Reads a segment in this process."""
         self._frames: ObjectStoreFrames | StoredFrames = ObjectStoreFrames()
+        """How rows in memory come to Spark; ``StoredFrames`` where its JVM has not joined Ray."""
         self._stop = threading.Event()
+        """Set by ``stop``: the batch in hand is the last."""
         self._writing_since_s: float | None = None
+        """When the sink was given the batch in hand, on the monotonic clock; None between batches."""
         self._idle_since_s: float | None = None
+        """Since when a batch is being written without any running task of Spark; None if that is not so."""
         self.progress = before
         """The counts since the driver began, without what only a question to the JVM or the history tells."""
         self.history = history or BatchHistory()
+        """The last batches, for the status."""
         self._is_claimed = self._has_claimed = False
         self._staged: StagedSnapshots | None = None
+        """The snapshots that wait in the storage for a user's function; None for a sink that has tables."""
         self._done: int | None = None
         """The batch that the sink has and that the next pull reports."""
 

@@ -86,7 +86,7 @@ def stop_local() -> bool:
 
 
 def local_conf(config: Config) -> dict[str, str]:
-    """What differs from RayDP's session."""
+    """The settings that differ from those of RayDP's session."""
     return {
         JOINED_RAY: "true",
         "spark.driver.memory": heap_of(config),

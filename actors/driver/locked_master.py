@@ -71,13 +71,13 @@ class LockedMaster(_RayDPMaster):
                 time.sleep(_POLL_S)
             if not file.exists():
                 raise RuntimeError(f"the JVM of RayDP's master ended with {process.returncode}")
-            told = file.read_bytes()
+            content = file.read_bytes()
         finally:
             shutil.rmtree(folder)
-        port, n_bytes = int.from_bytes(told[:4], "big"), int.from_bytes(told[4:8], "big")
+        port, n_bytes = int.from_bytes(content[:4], "big"), int.from_bytes(content[4:8], "big")
         gateway = JavaGateway(
             gateway_parameters=GatewayParameters(
-                port=port, auth_token=told[8 : 8 + n_bytes].decode(), auto_convert=True
+                port=port, auth_token=content[8 : 8 + n_bytes].decode(), auto_convert=True
             )
         )
         gateway.proc = process

@@ -62,12 +62,19 @@ class SparkDriver:
             skip_pandas_import()
         self._configs = configs
         self._loops: dict[str, BatchLoop] = {}
+        """By slot: its batch loop, the last one that began."""
         self._sessions: dict[str, LoopSession] = {}
+        """By slot: the session as its loop has it."""
         self._names: dict[str, str] = {}
+        """By slot: the name of its loop, without which none is ended."""
         self._mirrors: dict[str, MirrorLoop] = {}
+        """By slot: the refreshes of its base tables, where it has any."""
         self._lines = PrintedLines()
+        """Lines that were printed and not taken yet."""
         self._session = DriverSession(self._start_session)
+        """The one Spark session of all slots."""
         self._master: SparkMaster | None = None
+        """Spark's master; None before the session is started."""
 
     def start(self) -> None:
         """Raises PreconditionMissing where no session can be started here, and what ``start_spark`` raises where one

@@ -91,7 +91,7 @@ class BufferPool:
             self._send(buffer)
 
     def decode_plain(self, cut: PlainBlock, ticket: int) -> ray.ObjectRef | Sealed:
-        """Its content, where it is so small that it was decoded here; else the reference to it."""
+        """The block's content, where it is so small that it was decoded here; else the reference to it."""
         block = cut.block
         assert block is not None, "a plain block is sent once"
         content = self._small_blocks.decode(block)

@@ -55,7 +55,7 @@ class QuotaShare:
         self._owner = owner
         self._minimum = minimum
         self._allowed = minimum
-        self._told = minimum
+        self._asked_for = minimum
         self._answer: ray.ObjectRef | None = None
         self._next_s = 0.0
 
@@ -69,8 +69,8 @@ class QuotaShare:
                 raise unwrap(error, "buffer quota") from error
         now_s = time.monotonic()
         again = n_wanted > self._minimum and now_s >= self._next_s
-        if self._answer is None and (n_wanted != self._told or again):
-            self._told, self._next_s = n_wanted, now_s + _AGAIN_S
+        if self._answer is None and (n_wanted != self._asked_for or again):
+            self._asked_for, self._next_s = n_wanted, now_s + _AGAIN_S
             self._answer = self._quota.want.remote(self._owner, self._minimum, n_wanted)
         # What was asked to shrink is not to be used while the answer is under way.
-        return min(self._allowed, max(self._told, self._minimum))
+        return min(self._allowed, max(self._asked_for, self._minimum))

@@ -37,16 +37,16 @@ def heartbeats(dsn: Dsn, interval_s: float) -> Iterator[None]:
 
 
 def _write_until(over: threading.Event, dsn: Dsn, interval_s: float) -> None:
-    is_told = False
+    is_logged = False
     while not over.is_set():
         try:
             with heartbeat_connection(dsn) as connection:
                 while not over.is_set():
                     write_heartbeat(connection)
-                    is_told = False
+                    is_logged = False
                     over.wait(interval_s)
         except XidstreamError as error:
-            if not is_told:
+            if not is_logged:
                 log.warning("no heartbeat was written: %s", error.message)
-            is_told = True
+            is_logged = True
             over.wait(max(_LEAST_PAUSE_S, interval_s))

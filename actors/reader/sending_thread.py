@@ -49,20 +49,27 @@ class SendingThread:
         self._sender = sender
         self._pool = pool
         self.done_ticket = -1
+        """All entries up to this ticket are in the sink."""
         self.free_ticket = -1
+        """All entries up to this ticket have left the memory of their buffers."""
         self._queue: queue.SimpleQueue[Sequence[Cut] | None] = queue.SimpleQueue()
+        """Cuts in stream order; None ends the thread."""
         self.submitted_bytes = self.sent_bytes = 0
         """Since the start: by the reading thread, and from here; each with what a cut counts beside its rows."""
         self._next_look_s = 0.0
+        """When calls in flight are looked at next, on the monotonic clock."""
         self._failure: BaseException | None = None
+        """The first error of the thread; the reading thread raises it."""
         self._looked = threading.Event()
+        """Set after each look, when credit may have come back."""
         self._thread = threading.Thread(target=self._run, name="sending", daemon=True)
+        """The thread itself; it begins with ``start``."""
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """What still waits is dropped: nothing of it was confirmed, so it comes again."""
+        """End the thread. Cuts that still wait are dropped: nothing of them was confirmed, so they come again."""
         self._failure = self._failure or ComponentLost("the sending thread is closed")
         self._queue.put(None)
         self._thread.join(_CLOSE_TIMEOUT_S)
@@ -86,7 +93,7 @@ class SendingThread:
 
     @property
     def credit_bytes(self) -> int:
-        """What is in flight, with what each call takes beside its rows."""
+        """The bytes in flight, with those that each call takes besides its rows."""
         return self.in_flight_bytes + _CUT_BYTES * self._pool.n_calls
 
     @property
@@ -128,7 +135,7 @@ class SendingThread:
             self._looked.set()
 
     def _next(self) -> Sequence[Cut] | None:
-        """What waits, joined: blocks and commits that are sent together share calls."""
+        """The waiting cuts, joined: blocks and commits that are sent together share calls."""
         cuts: list[Cut] = []
         n_bytes = 0
         with contextlib.suppress(queue.Empty):

@@ -42,7 +42,8 @@ def hold_arrow(table: pa.Table) -> ray.ObjectRef | bytes:
 
 
 def get_arrow(ref: ray.ObjectRef | bytes) -> pa.Table:
-    """What ``put_arrow`` or ``hold_arrow`` stored, without a copy. Raises ComponentLost where its owner has ended."""
+    """The object that ``put_arrow`` or ``hold_arrow`` stored, without a copy. Raises ComponentLost where
+    its owner has ended."""
     with pa.ipc.open_stream(stream_in(ref)) as reader:
         return reader.read_all()
 

@@ -57,7 +57,7 @@ class SnapshotActors:
         """Readers that have no process yet: since when (monotonic)."""
         self._all: list[tuple[Any, ReaderSecrets]] = []
         self._reading: dict[int, tuple[RangeTask, Any]] = {}
-        """What each busy reader reads."""
+        """The range that each busy reader reads."""
 
     def hold(self, method: str, *arguments: Any) -> Any:
         """Call the holder. Raises ComponentLost where it died: its tables are lost, and the next call starts

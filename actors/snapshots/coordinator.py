@@ -92,24 +92,32 @@ class SnapshotCoordinator:
         self._tables = tables
         self._notify = notify
         self._events: queue.SimpleQueue[Event | TableTaken] = queue.SimpleQueue()
+        """What came of actions, and tables that were taken. Any thread puts, the coordinator's takes."""
         self._steps = SnapshotSteps(
             config, book, tables, self._last_number, self._end_former, self._events.put, self._fail
         )
+        """Executes what the schedule says, on threads of its own."""
         self._course: CopySchedule | None = None
+        """What is next for each wanted table; None while no table is wanted."""
         self._lines: SnapshotLines | None = None
+        """The generations that the sink tells of; None until the first look."""
         self._is_ready = False
         """Whether the sink was told that lines may be added."""
         self._sources: tuple[PublishedSource, ...] = ()
+        """The published tables, as the last look that read them found them."""
         self._fingerprint: str | None = None
         """The catalog's fingerprint when ``_sources`` were read and every generation was compared with them; None if
         one has begun or something has failed since."""
         self._looking = threading.Lock()
+        """Held during a look: ``prove_last`` looks on another thread."""
         self._is_changed = False
         """Whether a look for a proof found something to do."""
         self._proving = Proving()
+        """Up to where the looks at the catalog prove the states of tables."""
         self._proven_lsn = Lsn(0)
-        """What the sink was told."""
+        """The proven LSN that the sink has."""
         self._marks = Marks()
+        """The mark of the DDL triggers, as looks at the catalog have found it."""
         self._witnessed: Witnessed | None = None
         """By the last look."""
         self._to_extend: list[GenerationLine] = []
@@ -117,13 +125,17 @@ class SnapshotCoordinator:
         self._is_new_sink = False
         """Whether another hold on the sink has begun: what it ended before is told by its lines alone."""
         self._resting = RetryBackoff()
+        """The tables that failed, each until it is tried again."""
         self._stop = threading.Event()
+        """Set by ``stop``: nothing more is begun."""
         self._last_text = ""
-        self._finished = self._told = Sums()
+        """What people were told last, so that they hear nothing twice in a row."""
+        self._finished = self._announced = Sums()
         """The sums of all tables that were taken, and of those that people were told of."""
         self._held_wal_bytes: int | None = None
         """By the slot, as of the last look."""
         self._rate = ReadingRate()
+        """How fast the tables in hand are read."""
         self.valid_from = Lsn(0)
         """The greatest of the generations that this run took."""
         self.is_complete = False
@@ -131,7 +143,9 @@ class SnapshotCoordinator:
         self.is_reached = False
         """Whether the sink's log is also whole up to where they are valid from."""
         self.failure: BaseException | None = None
+        """What ended the thread, for the supervisor to raise; None while nothing did."""
         self._thread = threading.Thread(target=self._run, name="xidstream-snapshots", daemon=True)
+        """The coordinator's own thread. It begins here and ends with ``stop``."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -226,7 +240,7 @@ class SnapshotCoordinator:
                 self._tell(events.of_error("snapshots_wait", text, error))
 
     def _look(self) -> None:
-        """What is there, and what is wanted?"""
+        """Look at the sink, the catalog and the wishes, and act on the difference."""
         wants = self._book.is_wanting()
         if self._lines is None or (wants and not self._is_ready):
             self._tables.clean()
@@ -286,14 +300,14 @@ class SnapshotCoordinator:
             self._note_ended(proven.ended)
 
     def _note_ended(self, ended: Iterable[tuple[GenerationLine, str]]) -> None:
-        """What the sink has ended by itself, because the stream told of DDL."""
+        """Take note of generations that the sink has ended by itself, because the stream told of DDL."""
         assert self._lines is not None
         standing = {(line.table, line.number): line for line in self._lines if line.state is not _ENDED}
-        for told, reason in ended:
-            if reason and self._book.leaves_messages(told):
-                self._to_extend.append(told)
-            line = standing.get((told.table, told.number))
-            if line is None or line.place != told.place:
+        for ended_line, reason in ended:
+            if reason and self._book.leaves_messages(ended_line):
+                self._to_extend.append(ended_line)
+            line = standing.get((ended_line.table, ended_line.number))
+            if line is None or line.place != ended_line.place:
                 continue  # a look was faster
             self._lines.end(line)
             self._is_changed = True
@@ -306,8 +320,10 @@ class SnapshotCoordinator:
         if surveyed.sources is not None:
             self._sources = surveyed.sources
         self._fingerprint = None
-        is_told = self._witnessed is not None
-        needs = self._book.needs(self._sources, lines, surveyed.look.lsn, surveyed.end_lsn, is_told=is_told)
+        is_witnessed = self._witnessed is not None
+        needs = self._book.needs(
+            self._sources, lines, surveyed.look.lsn, surveyed.end_lsn, is_witnessed=is_witnessed
+        )
         if needs.ended and self._witnessed is not None:
             self._await_stream(surveyed.look.lsn)
         for line, reason in needs.ended:
@@ -404,7 +420,7 @@ class SnapshotCoordinator:
             self._notify(text)
 
     def _tell_complete(self) -> None:
-        news, self._told = self._finished.less(self._told), self._finished
+        news, self._announced = self._finished.less(self._announced), self._finished
         if news.n_tables:
             text = (
                 f"{counted(news.n_tables, 'table')}: the rows from before are in the sink, "

@@ -42,9 +42,9 @@ class SnapshotReader:
         self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget, bytes_per_s: int
     ) -> tuple[tuple[WrittenFile, ...], int]:
         """The files, and how many rows are in them. ``bytes_per_s``: of COPY's rows at most; 0 for no limit."""
-        from xidstream.pipeline.initial_copy.range_reading import RangeTarget
+        from xidstream.pipeline.initial_copy.range_reading import RangeOutput
 
-        place = RangeTarget(target.table, target.directory)
+        place = RangeOutput(target.table, target.directory)
         reading = self._thread.submit(
             self._reader.read, task, bounds, place, target.conform, bytes_per_s=bytes_per_s
         )

@@ -113,21 +113,30 @@ class SnapshotSteps:
         self._report = report
         self._fail = fail
         self._most_readers = config.snapshot_connections
+        """How many connections may read at once."""
         self._parks = config.on_poison == "park"
+        """Whether a table whose rows cannot be read is set aside."""
         self._is_awaited = (
             config.snapshot == SnapshotMode.ONLY.value
             or config.available_now
             or config.sink_kind.snapshots is not Snapshots.BESIDE
         )
+        """Whether the run cannot go on without the snapshots, so that a table that cannot be read ends it."""
         self._actors = SnapshotActors(config)
+        """The actors that hold and read tables."""
         self._n_readers = 1
+        """How many readers there are, for which the ranges of a table are planned."""
         self._targets: dict[int, SnapshotTarget] = {}
+        """Where the files of each attempt go, by the attempt's number."""
         self._late: dict[int, SnapshotTarget] = {}
         """By relid: of an attempt that failed. A reader may have written a last file after its end."""
         self._stop = threading.Event()
+        """Set by ``close``: every pause ends."""
         self._carrying = threading.Lock()
+        """One repair at a time has Spark carry rows over."""
         threads = 2 * most_readers(config.snapshot_connections) + 2
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xidstream-snapshot")
+        """Runs the actions."""
 
     def start_readers(self, sources: Iterable[PublishedSource]) -> int:
         """Start as many readers as server and machine have room for. Returns how many. ``sources``: what is to be read

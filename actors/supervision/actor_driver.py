@@ -48,12 +48,19 @@ class ActorDriver:
         self._is_shared = is_shared
         self._leave = leave
         self._name = ""
+        """The name of the batch loop in hand. The actor ends none of another name."""
         self._running: ray.ObjectRef | None = None
+        """The call in which the batch loop runs; None before the first."""
         self._watch: ray.ObjectRef | None = None
+        """The question whether the driver is in trouble, if it is not answered yet."""
         self._next_watch_s = 0.0
+        """When that is asked next, on the monotonic clock."""
         self._accounting: ray.ObjectRef | None = None
+        """The question for the account, if it is not answered yet."""
         self._account_lock = threading.Lock()
+        """Any thread may ask for the account: one at a time."""
         self._lost = False
+        """Whether the driver was found to be in trouble: it cannot be used again."""
 
     def start(self) -> ray.ObjectRef | None:
         return self._started

@@ -82,7 +82,7 @@ class Plan:
 
 
 def demands(config: Config, shares: Shares = FULL_SHARES) -> list[Demand]:
-    """What one epoch of a slot needs before it can read."""
+    """The demands of one epoch of a slot before it can read."""
     return [
         Demand("slot reader", shares.reader),
         Demand("commit sequencer", shares.sequencer),
@@ -108,7 +108,7 @@ def plan(configs: Sequence[Config], cpus: float, *, has_sink: bool = True) -> Pl
 
 
 def _of_spark(config: Config, shares: Shares) -> list[Demand]:
-    """What the session of the whole run needs."""
+    """The demands of the session of the whole run."""
     found = [Demand("Spark driver", shares.driver)]
     if config.spark == SparkMode.RAYDP.value:
         own = config.spark_conf.get(_MASTER_CONF)
@@ -175,14 +175,20 @@ def _shrunk(share: float, scale: float) -> float:
 
 def _too_small(configs: Sequence[Config], needed: Sequence[Demand], cpus: float) -> PreconditionMissing:
     shrunk, full = _asked(needed, LEAST), _asked(needed, 1.0)
-    told, remedy = "", "give the run fewer slots, a machine with more CPUs, or a Ray cluster (RAY_ADDRESS)"
+    largest_text, remedy = (
+        "",
+        "give the run fewer slots, a machine with more CPUs, or a Ray cluster (RAY_ADDRESS)",
+    )
     largest = max(needed, key=lambda each: each.n * each.cpus)
     if largest.name in _SETTINGS and largest.n * largest.cpus > full / 2:
         each, number = _SETTINGS[largest.name]
-        told = f"; {largest.n * largest.cpus:.4g} are for {largest} ({number} = {largest.n}, {each} = {largest.cpus:g})"
+        largest_text = (
+            f"; {largest.n * largest.cpus:.4g} are for {largest} "
+            f"({number} = {largest.n}, {each} = {largest.cpus:g})"
+        )
         remedy = f"lower {each if largest.cpus > 1 else number}; or {remedy}"
     return PreconditionMissing(
         f"this machine is too small for the run: {counted(len(configs), 'slot')} would ask Ray for {full:.4g} CPUs, or "
-        f"for {shrunk:.4g} at the least, and it has {cpus:g}{told}",
+        f"for {shrunk:.4g} at the least, and it has {cpus:g}{largest_text}",
         remedy=remedy,
     )

@@ -213,9 +213,9 @@ class Delivery:
 
     def _tell_left_out(self, *, at_last: bool = False) -> None:
         """What was given up or parked is never left out silently."""
-        told = self._left_out
-        is_all_told = len(told) == len(self._opened.given_up)
-        if is_all_told and not at_last and time.monotonic() < self._look_s:
+        announced = self._left_out
+        is_all_announced = len(announced) == len(self._opened.given_up)
+        if is_all_announced and not at_last and time.monotonic() < self._look_s:
             return
         self._look_s = time.monotonic() + _LOOK_S
         report = self._epoch.sequencer_report()
@@ -223,8 +223,8 @@ class Delivery:
             return
         self._tell_parked(report.parked)
         for pair in report.left_out:
-            if pair not in told:
-                told.add(pair)
+            if pair not in announced:
+                announced.add(pair)
                 xid, commit_lsn = pair
                 text = (
                     f"transaction {int(xid)}, committed at LSN {commit_lsn}, was given up with `slot skip`: "

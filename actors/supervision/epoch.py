@@ -43,7 +43,7 @@ from xidstream.pipeline.snapshot.tables import Surveyed
 
 READER, SEQUENCER, DRIVER = "slot reader", "commit sequencer", "Spark driver"
 _AWAITED = {READER: "the slot reader", SEQUENCER: "the storage", DRIVER: "the Spark session"}
-"""What a person waits for while a part answers."""
+"""The words for a part's answer, while a person waits for it."""
 _POLL_S = 0.25
 _STOP_TIMEOUT_S = 15.0
 _ROOT_CAUSE_S = 5.0
@@ -73,7 +73,9 @@ class Epoch:
     ) -> None:
         """Without a sink everything goes to the journal. ``shares``: what reader and sequencer ask Ray for."""
         self.name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+        """Its beginning in UTC and a random part: unique, and in order of time for people."""
         self.opened: Opened | None = None
+        """What the reader found when it opened the slot; None before that."""
         self.pids: list[int] = []
         """Process ids of the reader and its buffers."""
         self.waiting_for: tuple[str, ...] = ()
@@ -81,9 +83,13 @@ class Epoch:
         self._config = config
         self._shares = shares
         self._room = RoomWatch(local=is_ours())
+        """Notices that an actor finds no CPU."""
         self._question: ray.ObjectRef | None = None
+        """What the reader was asked and has not answered; None if nothing."""
         self._next_room_s = time.monotonic() + _LOOK_FOR_ROOM_S
+        """When the cluster's free CPUs are looked at next, on the monotonic clock."""
         self._lack: str | None = None
+        """What the last look at the CPUs found missing, in words; None if nothing."""
         self._secrets = reader_secrets
         self._quota = quota
         self._stop = stop
@@ -91,12 +97,17 @@ class Epoch:
         self._has_sink = has_sink
         reader_arguments = (config, self.name, reader_secrets.lay_down(), quota, has_sink)
         self._reader = _actor(SlotReader, *reader_arguments, num_cpus=shares.reader, max_concurrency=6)
+        """The slot reader's handle."""
         self.sequencer = _actor(
             CommitSequencer, config, self.name, num_cpus=shares.sequencer, max_concurrency=1000
         )
+        """The commit sequencer's handle, which the batch loop gets, too."""
         self._preparing = self._reader.prepare.remote()
+        """The reader's first call: it connects, and places its buffers."""
         self._reading: ray.ObjectRef | None = None
+        """The call that reads, and that ends with the reader; None before ``run``."""
         self._driver_starting: ray.ObjectRef | None = None
+        """The driver's start, while nobody else awaits it; None otherwise."""
 
     @property
     def is_reading(self) -> bool:
@@ -254,10 +265,10 @@ class Epoch:
 
     def _tell_waiting(self) -> bool:
         """Whether there was something to tell. That parts take long to start is no news."""
-        told = self._lack or (None if self._reading is not None else self._readers_wait())
-        if told is not None:
-            self._notify(Event("waiting", told))
-        return told is not None
+        reason = self._lack or (None if self._reading is not None else self._readers_wait())
+        if reason is not None:
+            self._notify(Event("waiting", reason))
+        return reason is not None
 
     def _readers_wait(self) -> str | None:
         """What the reader waits for; None where it says nothing. A reader that is not up answers later, so one question

@@ -87,13 +87,13 @@ class RoomWatch:
             return None
         if self._since_s is None:
             self._since_s = now_s
-        lack = told(needed, cpus)
+        lack = lack_text(needed, cpus)
         if now_s - self._since_s >= self._patience_s:
             raise self._error(lack, remedy=_REMEDY)
         return lack
 
 
-def told(needed: Collection[Demand], cpus: FreeCpus) -> str:
+def lack_text(needed: Collection[Demand], cpus: FreeCpus) -> str:
     """A lack in numbers."""
     *others, last = map(str, needed)
     names = f"{', '.join(others)} and {last}" if others else last

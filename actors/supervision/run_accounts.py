@@ -59,7 +59,7 @@ _SLOT_WAIT_S: Final = 5.0
 """For the answer to a question that another thread has asked."""
 _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
 _JUMP: Final = datetime.timedelta(seconds=1)
-"""What two looks at two clocks may differ by."""
+"""The largest difference of two looks at two clocks that counts as none."""
 
 
 def _now() -> datetime.datetime:
@@ -93,17 +93,29 @@ class RunAccounts:
         self._parts = parts
         self._now = now
         self._ahead = self._looked_ahead()
+        """By how much the wall clock was ahead of steady seconds at the last look."""
         self._started_at = now()
+        """When the run began, moved along when somebody sets the clock."""
         self._restarts: deque[RestartPart] = deque(maxlen=_MOST_RESTARTS)
+        """The last errors that ended an epoch, oldest first."""
         self._n_restarts = 0
+        """How many epochs were followed by another one, of which ``_restarts`` has the last."""
         self._lock = threading.Lock()
+        """Guards the clock, the windows and the stalls, which any thread's question moves."""
         self._slot_lock = threading.Lock()
+        """Held while the server is asked about the slot: one question at a time."""
         self._stalls = StallWatch(config.status_interval_ms / 1000)
+        """Which part has waited for how long."""
         self._read = Window(_READ_WINDOW_S)
+        """Messages and bytes that the reader has read, in the last seconds."""
         self._delivered = Window(_READ_WINDOW_S)
+        """Rows that the sink has taken, in the last seconds."""
         self._positions = Window(RATE_WINDOW_S)
+        """Positions of the slot and the server, for the rates of the WAL."""
         self._identity: SlotIdentity | None = None
+        """The slot's identity, once an epoch has opened it; it outlives the epoch."""
         self._socket: RunSocket | None = None
+        """Where others on this machine ask; None where it could not be made."""
         self.page: str | None = None
         """The address of the run's status page."""
         self.metrics: str | None = None
@@ -132,7 +144,7 @@ class RunAccounts:
 
     @property
     def last_error(self) -> RestartPart | None:
-        """What ended the last epoch that failed."""
+        """The error that ended the last epoch that failed."""
         return self._restarts[-1] if self._restarts else None
 
     # -- any thread ------------------------------------------------------------------------------------
@@ -144,7 +156,7 @@ class RunAccounts:
         return with_undelivered(dataclasses.replace(account, slot=slot, slot_error=error))
 
     def glance(self) -> Account:
-        """What three of the actors know already: nothing of the slot and the processes."""
+        """The account without the slot and the processes, of what three of the actors know already."""
         return self._gather(with_processes=False)
 
     def status(self, progress: SinkReport) -> RunStatus:
@@ -184,7 +196,7 @@ class RunAccounts:
         sequencer: SequencerReport | None,
         sink: SinkReport | None,
     ) -> Account:
-        """What the parts answered, with what only the supervisor knows."""
+        """The account: the parts' answers, and the facts that only the supervisor knows."""
         return Account(
             at=self._now(),
             run=self._run(parts, reader, sequencer),

@@ -48,14 +48,14 @@ class RunDriver:
     def ensure(self) -> Driver:
         """A driver with a living session and no running loop. The session may still be starting."""
         driver = self._driver
-        told = False
+        is_announced = False
         while driver is not None and not driver.end(_END_S):
             if driver.replaceable:
                 break
             if self._stop.is_set():
                 raise StopRequested
-            if not told:
-                told = True
+            if not is_announced:
+                is_announced = True
                 self._notify(Event("waiting", "waiting for the batch in hand to end before starting again"))
         if driver is not None and driver.end(0) and driver.is_alive():
             return driver

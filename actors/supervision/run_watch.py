@@ -40,11 +40,16 @@ class RunWatch:
         self._accounts = accounts
         self._notify = notify
         self._metrics = RayMetrics()
-        self._told: set[tuple[str, str]] = set()
+        """Offers the account's numbers to Ray."""
+        self._announced: set[tuple[str, str]] = set()
+        """The stalls that people know of: the part, and what it waits for."""
         self._slot: tuple[SlotPart | None, str | None] = (None, None)
+        """The server's last answer about the slot."""
         self._asked_s = self._answered_s = float("-inf")
         self._stop = threading.Event()
+        """Set by ``close``."""
         self._thread = threading.Thread(target=self._watch, name="xidstream-watch", daemon=True)
+        """Looks at the account now and then."""
 
     def start(self) -> None:
         self._thread.start()
@@ -100,16 +105,16 @@ class RunWatch:
     def _tell(self, account: Account) -> None:
         """Tell people of stalls that begin or end."""
         now = {(stall.part, stall.waits_for): stall for stall in account.stalls}
-        for part, waits_for in self._told - now.keys():
+        for part, waits_for in self._announced - now.keys():
             text = f"no longer stalled: the {part} had waited for the {waits_for}"
             self._notify(Event("stall_over", text, part=part, waits_for=waits_for))
         for pair, stall in now.items():
-            if pair not in self._told:
-                self._notify(told(stall, account.sequencer))
-        self._told = set(now)
+            if pair not in self._announced:
+                self._notify(stall_event(stall, account.sequencer))
+        self._announced = set(now)
 
 
-def told(stall: Stall, sequencer: SequencerPart | None) -> Event:
+def stall_event(stall: Stall, sequencer: SequencerPart | None) -> Event:
     """``sequencer``: it knows the commit that waits, where one does."""
     text = f"stalled: the {stall.part} waits for the {stall.waits_for}: {stall.text}"
     lsn = None if sequencer is None else sequencer.head_commit_lsn

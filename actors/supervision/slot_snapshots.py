@@ -41,17 +41,24 @@ class SlotSnapshots:
         self._has_sink = has_sink
         self._notify = notify
         self._epoch: Epoch | None = None
+        """The epoch that reads; None between two."""
         self._driver: Driver | None = None
+        """The driver that has the sink; None while none has."""
         self._taking: SnapshotCoordinator | None = None
+        """The coordinator; None while no table is to be taken."""
         self._server: Mapping[str, str] = {}
+        """The server that the coordinator was begun for. Another one needs another coordinator."""
         self._is_aimed = False
-        self._is_told = False
+        """Whether the epoch was told where the run ends, now that the snapshots are there."""
+        self._is_stream_released = False
+        """Whether the sink was told, in this epoch, that all snapshots are there."""
         self._tables = SinkTables(self._on_sink)
+        """The snapshots' tables, as the driver's sink has them."""
 
     def begin(self, epoch: Epoch, opened: Opened, driver: Driver) -> None:
         """An epoch has the slot, and its batch loop was started."""
         self._epoch, self._driver = epoch, driver
-        self._is_aimed = self._is_told = False
+        self._is_aimed = self._is_stream_released = False
         if opened.server != self._server:
             # What is in hand is another server's: a snapshot means nothing on any other.
             self.stop()
@@ -92,7 +99,7 @@ class SlotSnapshots:
             raise taking.failure
         if not taking.is_complete:
             return False
-        if not self._is_told and not self._is_beside:
+        if not self._is_stream_released and not self._is_beside:
             self._let_stream_go_on()
         if not taking.is_reached:
             return False
@@ -111,7 +118,7 @@ class SlotSnapshots:
     def _let_stream_go_on(self) -> None:
         try:
             self._tables.complete()
-            self._is_told = True
+            self._is_stream_released = True
         except ComponentLost:
             pass  # the loop has only begun, or has ended: the next check tells it
 

@@ -57,21 +57,34 @@ class Supervisor:
         shares: Shares = FULL_SHARES,
     ) -> None:
         self._config = without_secrets(config)
+        """The settings, as all actors get them."""
         self._secrets = ReaderSecrets(config)
+        """The secrets, laid down for each epoch's reader alone."""
         self._notify = notify
         self._quota = quota
         self._shares = shares
         self._stop = threading.Event()
+        """Set by ``stop``; every wait of the run looks at it."""
         self._has_sink = make_driver is not None
+        """False: everything goes to the journal."""
         self._held = RunDriver(make_driver or NoSink, self._stop, notify)
+        """The driver, which outlives epochs."""
         self._target: Lsn | None = None
+        """Where ``available_now`` ends, from the first epoch's opening on; None for a run without an end."""
         self._epoch: Epoch | None = None
+        """The epoch that runs; None between two."""
         self._epoch_name = ""
+        """The name of the last epoch that began; empty before the first."""
         self._final: RunStatus | None = None
+        """The status at the end of an epoch that ended in order; None before that."""
         self._snapshots = SlotSnapshots(config, notify, has_sink=self._has_sink)
+        """The snapshots of tables, which go on beside the epochs."""
         self._accounts = RunAccounts(config, self._parts, has_sink=self._has_sink)
+        """Gathers what is known of the run."""
         self._retries = Retries(self._accounts, notify)
+        """When the next epoch begins, and what people hear of it."""
         self._run_watch = RunWatch(self._accounts, notify)
+        """Tells people of stalls, and Ray of the metrics."""
 
     @property
     def pids(self) -> list[int]:

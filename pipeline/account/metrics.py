@@ -35,7 +35,7 @@ def samples(account: Account) -> Iterator[Sample]:
 
 
 class Counts:
-    """What the counters of one run have grown by since they were last asked."""
+    """The growth of one run's counters since they were last asked."""
 
     def __init__(self) -> None:
         self._epoch = ""

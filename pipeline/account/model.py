@@ -367,7 +367,7 @@ class Account:
 
 @dataclass(frozen=True)
 class ReaderReport:
-    """What the slot reader answers."""
+    """The slot reader's answer."""
 
     reader: ReaderPart
     open: tuple[OpenPart, ...]
@@ -378,7 +378,7 @@ class ReaderReport:
 
 @dataclass(frozen=True)
 class SequencerReport:
-    """What the commit sequencer answers."""
+    """The commit sequencer's answer."""
 
     sequencer: SequencerPart
     prepared: tuple[PreparedPart, ...] = ()
@@ -414,7 +414,7 @@ class SequencerReport:
 
 @dataclass(frozen=True)
 class SinkReport:
-    """What the process of the batch loop answers."""
+    """The answer of the batch loop's process."""
 
     sink: SinkPart = SinkPart()
     process: ProcessPart | None = None
@@ -439,8 +439,8 @@ def with_undelivered(account: Account) -> Account:
     # The slot may have been asked some seconds before the sequencer.
     behind = max(0, Lsn.parse(slot.server_lsn) - Lsn.parse(delivered))
     held = max(behind, slot.wal_held_bytes)
-    told = dataclasses.replace(slot, undelivered_bytes=behind, wal_held_without_journal_bytes=held)
-    return dataclasses.replace(account, slot=told)
+    filled = dataclasses.replace(slot, undelivered_bytes=behind, wal_held_without_journal_bytes=held)
+    return dataclasses.replace(account, slot=filled)
 
 
 def is_caught_up(*, n_waiting: int, backlog_bytes: int, is_paused: bool, has_reached_target: bool) -> bool:
@@ -463,7 +463,7 @@ def state_words(account: Account) -> str:
 
 
 def open_words(xids: Sequence[int], n_open: int) -> str:
-    """What is added to ``caught up``: the largest open transaction, and how many more there are."""
+    """The words after ``caught up``: the largest open transaction, and how many more there are."""
     if not n_open:
         return ""
     if not xids:

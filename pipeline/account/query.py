@@ -137,7 +137,7 @@ def safe_text(error: BaseException) -> str:
 
 
 class QueryEvents:
-    """What the listeners of one query are told. ``now_s``: a monotonic clock's. ``n_known``: how many batches there
+    """The events of one query for its listeners. ``now_s``: a monotonic clock's. ``n_known``: how many batches there
     have been: the next one is the first that is told."""
 
     def __init__(self, query: QueryName, now_s: float, n_known: int = 0) -> None:
@@ -153,7 +153,8 @@ class QueryEvents:
     def look(
         self, now_s: float, at: datetime.datetime, batches: Sequence[BatchPart], is_idle: Callable[[], bool]
     ) -> list[ListenerEvent]:
-        """What is new. ``is_idle``: whether the query waits for data; it is asked at most every ``IDLE_EVERY_S``."""
+        """The events since the last call. ``is_idle``: whether the query waits for data; it is asked at most every
+        ``IDLE_EVERY_S``."""
         events = []
         for i, batch in enumerate(batches):
             if batch.number >= self._next:

@@ -58,7 +58,7 @@ _CAUSES: Final = {
     "SegmentCorrupt": STORAGE,
     "SlotInUse": "another reader of the slot",
 }
-"""What a run that starts again waits for, by the error that ended its last epoch."""
+"""The part that a run which starts again waits for, by the error that ended its last epoch."""
 PAIRS: Final = (
     (READER, SERVER),
     (READER, BUFFERS),
@@ -85,7 +85,7 @@ class StallWatch:
         self._marks: dict[str, tuple[float, int]] = {}
 
     def look(self, account: Account, now_s: float) -> tuple[Stall, ...]:
-        """What waits now. ``now_s``: a monotonic clock's."""
+        """The stalls of this moment. ``now_s``: a monotonic clock's."""
         run = account.run
         if run is None:
             return ()
@@ -95,11 +95,11 @@ class StallWatch:
             return tuple(_restarting(account, account.last_error))
         sink_stalls = tuple(self._sink(account))
         # Of a session that starts, what the run waits for is told already.
-        is_told = bool(sink_stalls or run.waiting_for)
-        sequencer_stalls = tuple(self._sequencer(account, now_s, sink_is_told=is_told))
-        reader_stalls = tuple(self._reader(account, now_s, sink_is_told=bool(sink_stalls)))
-        is_told = any(stall.waits_for in (SINK, EXECUTORS) for stall in (*sink_stalls, *reader_stalls))
-        journal_stalls = tuple(self._journal(account.journal, now_s, sink_is_told=is_told))
+        is_named = bool(sink_stalls or run.waiting_for)
+        sequencer_stalls = tuple(self._sequencer(account, now_s, is_sink_named=is_named))
+        reader_stalls = tuple(self._reader(account, now_s, is_sink_named=bool(sink_stalls)))
+        is_named = any(stall.waits_for in (SINK, EXECUTORS) for stall in (*sink_stalls, *reader_stalls))
+        journal_stalls = tuple(self._journal(account.journal, now_s, is_sink_named=is_named))
         return (*sink_stalls, *sequencer_stalls, *reader_stalls, *journal_stalls)
 
     # -- the parts -------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class StallWatch:
             "sink waits for: its storage, or your function)",
         )
 
-    def _sequencer(self, account: Account, now_s: float, *, sink_is_told: bool) -> Iterator[Stall]:
+    def _sequencer(self, account: Account, now_s: float, *, is_sink_named: bool) -> Iterator[Stall]:
         sequencer, sink = account.sequencer, account.sink
         if sequencer is None:
             return
@@ -162,11 +162,11 @@ class StallWatch:
         # What a capture has in the journal nobody asks for.
         has_taker = sink is not None or account.snapshots is not None
         is_there = sequencer.head_state == "ready" or (sequencer.head_state == _JOURNALED and has_taker)
-        unpulled = is_there and (sink is None or sink.in_hand is None) and not sink_is_told
+        unpulled = is_there and (sink is None or sink.in_hand is None) and not is_sink_named
         if (for_s := self._still("pull", unpulled, n_batches, now_s)) >= STALLED_AFTER_S:
             yield _unpulled(account, sequencer, for_s)
 
-    def _reader(self, account: Account, now_s: float, *, sink_is_told: bool) -> Iterator[Stall]:
+    def _reader(self, account: Account, now_s: float, *, is_sink_named: bool) -> Iterator[Stall]:
         reader = account.reader
         if reader is None:
             return
@@ -184,7 +184,7 @@ class StallWatch:
         ) >= STALLED_AFTER_S:
             yield _undecoded(reader, for_s)
         n_batches = 0 if account.sink is None else account.sink.n_batches
-        backlogged = reader.paused_by == "backlog_bytes" and not sink_is_told
+        backlogged = reader.paused_by == "backlog_bytes" and not is_sink_named
         if (for_s := self._still("backlog", backlogged, n_batches, now_s)) >= STALLED_AFTER_S:
             is_full = account.journal is not None and account.journal.is_full
             full = ", and the journal is full" if is_full else ""
@@ -196,10 +196,10 @@ class StallWatch:
                 f"{full}, and no batch has ended",
             )
 
-    def _journal(self, journal: JournalPart | None, now_s: float, *, sink_is_told: bool) -> Iterator[Stall]:
+    def _journal(self, journal: JournalPart | None, now_s: float, *, is_sink_named: bool) -> Iterator[Stall]:
         is_full = journal is not None and journal.is_full
         for_s = self._still("journal", is_full, 0, now_s)
-        if journal is not None and for_s >= STALLED_AFTER_S and not sink_is_told:
+        if journal is not None and for_s >= STALLED_AFTER_S and not is_sink_named:
             yield Stall(
                 JOURNAL,
                 SINK,
@@ -219,7 +219,7 @@ class StallWatch:
 
 
 def _meanwhile(journal: JournalPart | None) -> str:
-    """What a sink that does not take more means for the server."""
+    """The consequence for the server of a sink that takes nothing more."""
     if journal is None or not journal.n_files:
         return ""
     if journal.is_full:

@@ -24,7 +24,7 @@ from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
-from xidstream.pipeline.iceberg.log_reading import TableSnapshot, reading
+from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot, reading
 from xidstream.pipeline.spark.parquet_frames import HeldColumn
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class IcebergRoot:
     def open(self, key: str) -> LogTable | None:
         with reading(self.title(key)):
             table = self._tables.open(key, key)
-            return None if table is None else IcebergLogTable(TableSnapshot(table))
+            return None if table is None else IcebergLogTable(IcebergTableSnapshot(table))
 
     def table_names(self) -> list[TableName]:
         with reading(self.name):
@@ -76,7 +76,7 @@ class IcebergLogTable(LogTable):
 
     format = "Iceberg"
 
-    def __init__(self, snapshot: TableSnapshot) -> None:
+    def __init__(self, snapshot: IcebergTableSnapshot) -> None:
         self._snapshot = snapshot
         self.location = snapshot.location
         self.schema = snapshot.schema

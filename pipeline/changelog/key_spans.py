@@ -131,7 +131,9 @@ class KeySpans:
         files = table.files()
         for span in self.spans:
             if span.has_statistics:
-                least, greatest = (told(span.column, OWN_FILES) for told in (table.least, table.greatest))
+                least, greatest = (
+                    bounds_of(span.column, OWN_FILES) for bounds_of in (table.least, table.greatest)
+                )
                 files = [f for f in files if _may_hold(least[f.path], greatest[f.path], span)]
         return files
 

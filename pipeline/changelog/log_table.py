@@ -120,10 +120,10 @@ class LogTable(ABC):
         self.check_plain()
 
         def values(name: str, missing: int) -> list[int]:
-            return [missing if value is None else int(value) for value in self._told(name)]
+            return [missing if value is None else int(value) for value in self._listed(name)]
 
         files = zip(
-            self._told("path"),
+            self._listed("path"),
             values("size_bytes", 0),
             values(f"min.{column}", 0),
             values(f"max.{column}", MAX_LSN),
@@ -147,18 +147,20 @@ class LogTable(ABC):
         return self._bound(f"min.{column}", begin)
 
     def _bound(self, name: str, begin: str) -> dict[str, Any]:
-        files, paths = self._files, self._told("path")
+        files, paths = self._files, self._listed("path")
         if name not in files.column_names:
             return dict.fromkeys(paths)
-        told = files[name]
-        asked = pc.if_else(pc.starts_with(files["path"], begin), told, pa.scalar(None, told.type))
+        column_values = files[name]
+        asked = pc.if_else(
+            pc.starts_with(files["path"], begin), column_values, pa.scalar(None, column_values.type)
+        )
         return dict(zip(paths, asked.to_pylist(), strict=True))
 
     @cached_property
     def _files(self) -> pa.Table:
         return self.listed()
 
-    def _told(self, name: str) -> list[Any]:
+    def _listed(self, name: str) -> list[Any]:
         files = self._files
         return files[name].to_pylist() if name in files.column_names else [None] * files.num_rows
 

@@ -334,7 +334,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     """The source as a stream, in batches of whole transactions."""
 
     _target: int | None = None
-    _told: int | None = None
+    _last_offset: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return {"lsn": self._source.beginning()}
@@ -352,7 +352,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         query has the columns for."""
         source = self._source
         newest = int(source.log.last_commit_lsn if self._target is None else self._target)
-        begun = self._told if start is None else start["lsn"]
+        begun = self._last_offset if start is None else start["lsn"]
         if begun is not None and newest <= begun:
             return {"lsn": begun}
         tables = source.tables(Lsn(newest))
@@ -379,7 +379,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 return found
 
             newest = admitted(newest, lsns, files, options.max_transactions, options.max_bytes)
-        self._told = newest
+        self._last_offset = newest
         return {"lsn": newest}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:

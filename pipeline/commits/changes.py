@@ -1,4 +1,4 @@
-"""What the sequencer's loops wait for: that something of the order has changed.
+"""The signal that the sequencer's loops wait for: something of the order has changed.
 
 Many wait at a time, and most of what changes concerns one of them. A transaction changes the order some six times. So
 a change wakes nobody by itself: all that is changed in one turn of the event loop is looked at once after it, and each

@@ -88,9 +88,9 @@ class CommitSequence:
         self._order = CommitOrder(batch_rows=config.batch_rows, batch_bytes=config.batch_bytes)
         """The order of commits. ``open`` makes the one that begins with what the storage has."""
         self._tasks = WatchedTasks(translate)
-        """What is awaited from buffers. The first error of any of them ends the epoch."""
+        """The results that are awaited from buffers. The first error of any of them ends the epoch."""
         self._changed = self._tasks.changed
-        """What every wait here uses: it is told of each change of the order."""
+        """The signal that every wait here uses: it is given at each change of the order."""
         self._target: Lsn | None = None
         """The LSN at which the run is finished; None for a run without an end."""
         self._stopping = False
@@ -118,7 +118,7 @@ class CommitSequence:
         self._loop = 0
         """The number of the batch loop that has the sink. Calls of earlier ones are refused."""
         self._figures = Delivered()
-        """What the sink has taken in this epoch, for people."""
+        """Figures of all that the sink has taken in this epoch, for people."""
         # All rows of a prepared transaction are read. Asyncio's threads would all do that, and all else would wait.
         self._verifying = threads(_VERIFYING_THREADS, "verify")
 
@@ -372,7 +372,9 @@ class CommitSequence:
         reached_lsn = confirming.delivered_lsn if self._has_sink else confirming.confirmed_lsn
         if self._target is not None and reached_lsn >= self._target:
             return confirming.is_tidy
-        return self._stopping and self._journaling.is_idle and confirming.is_all_told and confirming.is_tidy
+        return (
+            self._stopping and self._journaling.is_idle and confirming.is_all_reported and confirming.is_tidy
+        )
 
     async def batch_done(self, number: int, loop: int) -> None:
         """The sink holds the batch: its segments go, unless the journal names them; its position may be confirmed.
@@ -400,8 +402,8 @@ class CommitSequence:
             await asyncio.to_thread(self._storage.delete, unused)
 
     def _owed_bytes(self, content: Sealed) -> int:
-        """What the reader may count of it until it has its credit (``Backlog``). A transaction with rows in segments
-        takes little here, and counts there with its raw bytes, up to what a buffer holds."""
+        """The bytes that the reader may count of it until it has its credit (``Backlog``). A transaction with rows in
+        segments takes little here, and counts there with its raw bytes, up to what a buffer holds."""
         spilled_bytes = self._config.buffer_memory_bytes if content.stored_keys() else 0
         return content.memory_bytes + spilled_bytes
 
@@ -453,7 +455,7 @@ class CommitSequence:
         confirming = self._confirming
         # After a damaged file the journal may grow on.
         is_recorded = bool(self._order.journal) and confirming.delivered_lsn >= self._order.delivered_lsn
-        if error is not None and ((self._has_sink and is_recorded) or confirming.is_all_told):
+        if error is not None and ((self._has_sink and is_recorded) or confirming.is_all_reported):
             raise error
 
     def _check_loop(self, loop: int) -> None:

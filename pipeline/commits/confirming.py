@@ -9,6 +9,11 @@ position.
 What the journal has moved is recorded at once. What a log has taken, and a position that moves alone, wait for a moment
 (``RecordPace``), unless the end of the run waits for them.
 
+An example. The record says 0/500. The sink has taken all up to 0/700, and the journal has file 3, which ends at 0/900.
+The next record says: confirmed 0/900, delivered 0/700, file 3. Then the server is told 0/900. If the run is killed
+between the two, the slot is behind the record, and nothing is lost. In the other order the slot would be at 0/900, and
+the record at 0/500 without file 3: the next run would have to end with SlotLost.
+
 Each record is of one moment of the order. While it is written, the order moves on, and the next record has all of that.
 Records have a thread of their own (``threads``).
 """
@@ -36,7 +41,7 @@ TellReader = Callable[[Lsn, int, int], Awaitable[None]]
 the one up to which no buffer's memory is needed."""
 
 
-class _Told(NamedTuple):
+class _Report(NamedTuple):
     confirmed_lsn: Lsn
     done_ticket: int
     free_ticket: int
@@ -75,13 +80,13 @@ class Confirming:
         """How long what has moved waits."""
         self._little_bytes = little_bytes
         self._taken_bytes: int | None = None
-        """What the sink has taken since the last record; None: nothing."""
+        """The bytes that the sink has taken since the last record; None: nothing."""
         self._is_ending = False
         """Whether the run stops."""
         self._recording_since_s: float | None = None
         """When the record in hand was begun, on the monotonic clock; None while none is written."""
-        self._told = self._to_tell()
-        """What the reader was given last, and the versions of journal and parking that were recorded with it."""
+        self._reported = self._next_report()
+        """The last report to the reader, with the versions of journal and parking that were recorded with it."""
         self.confirmed_lsn = order.confirmed_lsn
         """The confirmed position that is recorded and that the reader has heard of."""
         self.delivered_lsn = order.delivered_lsn
@@ -115,50 +120,54 @@ class Confirming:
     @property
     def is_parking_recorded(self) -> bool:
         """Whether what was parked is durable, so that what comes after it may be released."""
-        return self._told.parking_version == self._order.parking.version
+        return self._reported.parking_version == self._order.parking.version
 
     @property
-    def is_all_told(self) -> bool:
-        return self._told == self._to_tell()
+    def is_all_reported(self) -> bool:
+        return self._reported == self._next_report()
 
     async def confirm_forever(self) -> None:
         while True:
             await self._changed.until(self._due_in_s)
             self._taken_bytes = None
-            told, delivered_lsn = self._to_tell(), self._order.delivered_lsn
-            if told.confirmed_lsn > self.confirmed_lsn or told[3:] != self._told[3:]:
-                await self._record(told, delivered_lsn)
+            report, delivered_lsn = self._next_report(), self._order.delivered_lsn
+            if report.confirmed_lsn > self.confirmed_lsn or report[3:] != self._reported[3:]:
+                await self._record(report, delivered_lsn)
             # Awaited, so that whoever sees the run finished knows that the reader has the last position.
             reach("confirming")
-            await self._tell_reader(told.confirmed_lsn, told.done_ticket, told.free_ticket)
+            await self._tell_reader(report.confirmed_lsn, report.done_ticket, report.free_ticket)
             reach("confirmed")
-            self.confirmed_lsn, self.delivered_lsn, self._told = told.confirmed_lsn, delivered_lsn, told
+            self.confirmed_lsn, self.delivered_lsn, self._reported = (
+                report.confirmed_lsn,
+                delivered_lsn,
+                report,
+            )
             self._changed.notify()
 
     def _due_in_s(self) -> float | None:
-        """None as long as there is nothing to tell."""
-        told = self._to_tell()
-        if told == self._told:
+        """Seconds until the next report is due; None as long as there is nothing to report."""
+        report = self._next_report()
+        if report == self._reported:
             return None
         moved = Moved.POSITION
         if self._taken_bytes is not None:
             moved = Moved.LITTLE if self._taken_bytes < self._little_bytes else Moved.SINK
-        if told[3:] != self._told[3:] or self._is_ending or self._is_reaching_target(told):
+        if report[3:] != self._reported[3:] or self._is_ending or self._is_reaching_target(report):
             moved = Moved.NOW
         return self._pace.due_in_s(time.monotonic(), moved)
 
-    def _is_reaching_target(self, told: _Told) -> bool:
+    def _is_reaching_target(self, report: _Report) -> bool:
         if self.awaited_lsn is None:
             return False
         steps = (
-            (self.confirmed_lsn, told.confirmed_lsn),
+            (self.confirmed_lsn, report.confirmed_lsn),
             (self.delivered_lsn, self._order.delivered_lsn),
         )
         return any(before < self.awaited_lsn <= now for before, now in steps)
 
-    async def _record(self, told: _Told, delivered_lsn: Lsn) -> None:
+    async def _record(self, report: _Report, delivered_lsn: Lsn) -> None:
         reach("recording")
-        due = self._finished.due(told.done_ticket)
+        due = self._finished.due(report.done_ticket)
         in_use = self._journaling.in_use(key for each in due.values() for key in each.stored_keys())
         spans, removed = self._order.journal.spans, self._order.journal.take_removed()
         parked = self._order.parking.tables
@@ -166,7 +175,7 @@ class Confirming:
         await asyncio.get_running_loop().run_in_executor(
             self._recorder,
             self._storage.record,
-            told.confirmed_lsn,
+            report.confirmed_lsn,
             list(due.values()),
             delivered_lsn,
             spans,
@@ -179,9 +188,9 @@ class Confirming:
         self._removing.add(removed)
         reach("recorded")
 
-    def _to_tell(self) -> _Told:
+    def _next_report(self) -> _Report:
         order = self._order
-        return _Told(
+        return _Report(
             order.confirmed_lsn,
             order.done_ticket,
             order.free_ticket,

@@ -1,4 +1,4 @@
-"""What the sinks of one epoch have taken: figures for people."""
+"""Figures for people of all that the sinks of one epoch have taken."""
 
 from __future__ import annotations
 

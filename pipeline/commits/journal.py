@@ -16,6 +16,18 @@ A file that cannot be read is *damaged*. It keeps its place: everything before i
 it ends before a commit that the sink holds, the sink holds all of it, and it leaves as one that is delivered: the
 storage was restored to an older state than the sink, perhaps.
 
+An example. Three units with a commit each end at 104, 204 and 304, and the sink takes one unit a batch::
+
+    what happens                                    confirmed    delivered    files
+    the units are ready                             0            0            none
+    file 0 is written, with the first two           204          0            0
+    a batch with the first is done                  204          104          0
+    a batch with the second is done                 204          204          none, and 0 is to be removed
+    a batch with the third is done                  304          304          none
+
+The third unit never was in the journal: the order released it, after the journal had nothing more. If the run dies
+after the first batch, the next one finds file 0 in the record, loads it, and releases its second unit alone.
+
 Plain Python for one thread, ``order``'s. ``commits.journaling`` writes, loads and removes files, and tells it here.
 """
 
@@ -290,7 +302,7 @@ class Journal:
         return None
 
     def loaded(self, file: JournalFile, units: Sequence[tuple[UnitEnd, Sealed]], now_s: float) -> None:
-        """What ``to_load`` asked for. Units that the sink holds already are not released again."""
+        """The content that ``to_load`` asked for. Units that the sink holds already are not released again."""
         held = self._of(file)
         if held is None:
             return
@@ -366,7 +378,7 @@ class Journal:
         return held.is_untouched and not is_begun
 
     def _of(self, file: JournalFile) -> _HeldFile | None:
-        """None where all of it was delivered meanwhile."""
+        """The journal's own record of the file; None where all of it was delivered meanwhile."""
         return next((held for held in self._held if held.file is file), None)
 
     def _shed(self) -> None:

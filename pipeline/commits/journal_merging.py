@@ -33,7 +33,7 @@ _MOST_BYTES: Final = 16 << 20
 _MOST_MEMORY_BYTES: Final = 32 << 20
 _MOST_UNITS: Final = 8192
 _LEAST_BYTES: Final = 64 << 10
-"""What is smaller costs a store the same, and is absorbed whatever else there is."""
+"""A smaller file costs a store the same, and is absorbed whatever else there is."""
 
 
 def is_small(file: JournalFile) -> bool:

@@ -81,11 +81,11 @@ class CommitOrder:
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self.join_rule = JoinRule()
-        """Which neighbouring units become one."""
+        """The rule by which neighbouring units become one."""
         self._n_filled = 0
         """Units that became ready since there was nothing to join."""
         self.journal = Journal() if journal is None else journal
-        """What is committed, written to the storage, and not delivered: it stands in front of the queue."""
+        """Units that are written to the storage and not delivered. They stand in front of the queue."""
         self.parking = Parking() if parking is None else parking
         """The parked tables, and what is left out of each unit because of them."""
         self._unsettled: deque[Entry] = deque()
@@ -295,7 +295,7 @@ class CommitOrder:
         return contents
 
     def put_back(self) -> None:
-        """Whoever took batches and did not report them done is lost: they are released again, in other cuts."""
+        """The driver that took batches and did not report them done is lost: they are released again, in other cuts."""
         for entries in self._taken.values():
             for entry in entries:
                 entry.move(EntryState.READY)
@@ -353,7 +353,7 @@ class CommitOrder:
         return True
 
     def not_written(self) -> None:
-        """What ``to_write`` gave is in no file."""
+        """The entries that ``to_write`` gave are in no file."""
         self._writing = []
 
     # -- inside ----------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class FinishedPrepares:
         return [key for key in keys if key not in kept]
 
     def due(self, done_ticket: int) -> dict[int, PreparedTransaction]:
-        """What may be removed once all up to this ticket is confirmed. It stays here until ``forget``."""
+        """The records that may be removed once all up to this ticket is confirmed. It stays here until ``forget``."""
         return {ticket: p for ticket, p in self._by_ticket.items() if ticket <= done_ticket}
 
     def forget(self, tickets: Iterable[int]) -> None:

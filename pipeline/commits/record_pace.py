@@ -26,7 +26,7 @@ LOG_INTERVAL_S: Final = 0.25
 
 
 class Moved(enum.Enum):
-    """What has moved what is to be recorded."""
+    """The cause of a change that is to be recorded."""
 
     POSITION = enum.auto()
     """Nothing but the server's word."""

@@ -1,4 +1,4 @@
-"""What the commit sequencer answers of itself: its part of the run's account, and what the supervisor wants to know.
+"""The commit sequencer's account of itself: its part of the run's account, and some figures for the supervisor.
 
 ``CommitSequence`` makes it on its event loop, when it is asked. To name the prepared transactions costs a walk over
 them, so the display, which asks several times a second, has none of them named.
@@ -92,7 +92,7 @@ def _undelivered_s(order: CommitOrder, journal: JournalPart | None) -> float | N
 
 
 def _journal_part(journal: Journal, wal_bytes: int, *, is_full: bool) -> tuple[JournalPart | None, int]:
-    """What the journal holds, and when its first transaction committed, in microseconds since the Unix epoch; 0 where
+    """The journal's content, and when its first transaction committed, in microseconds since the Unix epoch; 0 where
     it has messages outside of transactions alone. Whole files: the sink may hold a part of the first one by now.
     Damaged files tell nothing."""
     files = journal.files

@@ -74,7 +74,8 @@ from xidstream.pipeline.transactions.sealed import transaction_row, undeliverabl
 
 @dataclass(frozen=True)
 class TakenOver:
-    """What was recorded when an epoch began. ``journal``: its files, in order. ``parked``: as in ``ProgressRecord``."""
+    """The record as it was when an epoch began. ``journal``: its files, in order. ``parked``: as in
+    ``ProgressRecord``."""
 
     confirmed_lsn: Lsn
     delivered_lsn: Lsn
@@ -96,7 +97,7 @@ class SlotStorage:
         self.held_lsn = INVALID_LSN
         """The last commit that a sink that remembers is known to hold; the next record has it."""
         self._is_first = False
-        self._is_told = False
+        self._has_given_tenure = False
         """Whether a batch loop of this epoch knows the number."""
         self._recording = threading.Lock()
         """The driver may ask for its tenure while a position is recorded."""
@@ -291,13 +292,13 @@ class SlotStorage:
         sink holds more by now than the server had when the slot was opened."""
         with self._recording:
             self._check_owner()
-            is_ours = self._is_told and last_owner == self._owner
+            is_ours = self._has_given_tenure and last_owner == self._owner
             if self._owner <= last_owner and not is_ours:
                 owner = claim_slot(self._storage, self._layout, above=last_owner, seen=self._owner)
                 record = read_progress(self._storage, self._layout)
                 if record is not None:
                     self._owner = self._written(record, owner).owner
-            self._is_told = True
+            self._has_given_tenure = True
         opened = self._opened
         return Tenure(
             self._owner, self._layout.epoch, opened.timeline, opened.history, wal_end=opened.target_lsn

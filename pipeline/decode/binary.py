@@ -19,7 +19,7 @@ from xidstream.pipeline.decode.bad_values import BadValue
 from xidstream.pipeline.decode.columns import Values, check_offsets, first_failing
 
 _FLOAT = r"^-?(\d+(\.\d+)?(e[+-]?\d+)?|Infinity|NaN)$"
-"""What ``float8out`` prints."""
+"""The text that ``float8out`` prints."""
 
 _U8R = types.Array(types.uint8, 1, "C", readonly=True)
 _I32 = types.int32[::1]

@@ -205,15 +205,21 @@ class _Block:
         relations: Mapping[int, RelationVersion],
     ) -> None:
         self._payload = np.require(payload, np.uint8, ["C", "A"])
+        """All messages, one after the other."""
         self._lengths = np.require(lengths, np.int32, ["C", "A"])
+        """Each message's bytes; together they are all of ``_payload``."""
         if len(payload) >= 1 << 31:
             raise UsageError(f"a block of {len(payload)} bytes: its places must fit in 31 bits")
         if int(self._lengths.sum(dtype=np.int64)) != len(payload):
             raise UsageError("the lengths of a block do not add up to its payload")
         self._relations = tuple(relations[relid] for relid in sorted(relations))
+        """The relation versions, by ascending relid."""
         self._relids = np.array(sorted(relations), np.int64)
+        """``int64[n_relations]``: the relid of each of ``_relations``."""
         self._story = BlockStory(self._payload, self._lengths)
+        """The facts of the block for an error's text."""
         self.notes: list[BadRows] = []
+        """The rows that cannot be delivered."""
 
     def scan(self, moves: npt.NDArray[np.uint8], *, streamed: bool, xid: int, first_ordinal: int) -> None:
         error = np.zeros(4, np.int64)

@@ -30,9 +30,9 @@ import math
 from typing import Final
 
 FILE_S: Final = 200e-6
-"""What one more file of the log adds to a commit and its snapshot, measured on two cores."""
+"""The time that one more file of the log adds to a commit and its snapshot, measured on two cores."""
 COMMIT_BYTES: Final = 4 << 10
-"""What a small commit takes of a disk."""
+"""The bytes that a small commit takes of a disk."""
 LEAST: Final = 10
 """Commits between two checkpoints at least. Spark writes one every ten, too."""
 

@@ -90,7 +90,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 _COMMITS_ALONE: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _Writer = TypeVar("_Writer", bound="DeltaTableWriter")
 _FAILURES: Final = (OSError, DeltaError, pa.ArrowException, XidstreamError)
-"""What is no reason to fail a commit that was made."""
+"""Errors that are no reason to fail a commit that was made."""
 
 
 class DeltaTableWriter:
@@ -123,7 +123,7 @@ class DeltaTableWriter:
         )
         may_more = location.is_local and interval is None
         self._checkpoints = CheckpointPace(self.version, most, may_more=may_more)
-        self._is_failure_told = False
+        self._is_failure_logged = False
 
     @classmethod
     def open(
@@ -295,7 +295,7 @@ class DeltaTableWriter:
         if merging:
             # In a commit of its own: a follower that passes over it misses no new row.
             with suppress(SnapshotOutdated):
-                self._write_log(merging, moved, told={MERGED: "true"})
+                self._write_log(merging, moved, commit_metadata={MERGED: "true"})
             self._settle(moved)
         self._keep_log_short(before + (2 if merging else 1))
         if self.upkeep is not None:
@@ -360,7 +360,7 @@ class DeltaTableWriter:
         versions ``marks``, atomically. Raises as ``commit``."""
         actions = _replacing(added, removed, "_commit_lsn", int(time.time() * 1000))
         before = self.version
-        self._write_log(actions, marks, told={ERASED: "true"})
+        self._write_log(actions, marks, commit_metadata={ERASED: "true"})
         self._settle(marks)
         self._keep_log_short(before + 1)
 
@@ -371,9 +371,9 @@ class DeltaTableWriter:
         *,
         mode: str = "append",
         schema: DeltaSchema | None = None,
-        told: dict[str, str] | None = None,
+        commit_metadata: dict[str, str] | None = None,
     ) -> None:
-        """Commit. ``told`` goes into its ``commitInfo``.
+        """Commit. ``commit_metadata`` goes into its ``commitInfo``.
 
         Raises SnapshotOutdated where nothing was committed, or where the answer is lost.
         """
@@ -386,7 +386,7 @@ class DeltaTableWriter:
                 schema=schema or self._table.schema(),
                 partition_by=[],
                 commit_properties=CommitProperties(
-                    custom_metadata=told,
+                    custom_metadata=commit_metadata,
                     app_transactions=transactions,
                     max_commit_retries=0 if removes else None,
                 ),
@@ -423,8 +423,8 @@ class DeltaTableWriter:
             self._clean_if_due()
         except _FAILURES as error:
             self._checkpoints.failed(self.version)
-            if not self._is_failure_told:
-                self._is_failure_told = True
+            if not self._is_failure_logged:
+                self._is_failure_logged = True
                 kind = getattr(error, "strerror", None) or type(error).__name__
                 text = (
                     f"Delta table {self.label}: no checkpoint of its log could be written ({kind}); its commits "
@@ -435,8 +435,8 @@ class DeltaTableWriter:
     def _checkpoint_there(self) -> int:
         """The version of the log's last checkpoint; NOTHING where it has none. Raises OSError."""
         try:
-            told = json.loads(self.location.read("_delta_log/_last_checkpoint"))
-            return int(told["version"])
+            checkpoint = json.loads(self.location.read("_delta_log/_last_checkpoint"))
+            return int(checkpoint["version"])
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return NOTHING  # it is a hint, and one more checkpoint does no harm
 
@@ -448,7 +448,7 @@ class DeltaTableWriter:
         if self.location.is_local:
             self._table = opened(self.location, self.version)
         self._checkpoints.made(self.version, time.monotonic() - began_s, n_bytes)
-        self._is_failure_told = False
+        self._is_failure_logged = False
 
     def _clean_if_due(self) -> None:
         is_due = self.version // CHECKPOINT_EVERY > self._cleaned_version // CHECKPOINT_EVERY

@@ -48,7 +48,7 @@ class DeltaTables:
         layout: LogLayout | None = None,
     ) -> None:
         self._layout = layout
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self.location = location
         self.root = redacted(location.uri)
         self._retention = retention
@@ -76,9 +76,9 @@ class DeltaTables:
     def _check_layout(self, relation: RelationVersion, column: str) -> None:
         """Warn, once, where new rows cannot be ordered by it. They stay in the order of their commits."""
         problem = layout_problem(relation, column)
-        if problem is None or (relation.name, problem) in self._told:
+        if problem is None or (relation.name, problem) in self._logged:
             return
-        self._told.add((relation.name, problem))
+        self._logged.add((relation.name, problem))
         text = (
             f"log_layout: table {relation.name} {problem}; new rows stay in the order of their commits, and nothing "
             "else changes"

@@ -165,7 +165,7 @@ class _Table:
     before_s: float | None = None
     is_before_known: bool = False
     merge: Merge | None = None
-    """What was prepared, until it is taken."""
+    """The work that was prepared, until it is taken."""
     failed: set[str] = field(default_factory=set)
     """The classes of errors that were told."""
 
@@ -369,8 +369,8 @@ def _newest_commit_s(table: Location, version: int, before_s: float) -> float | 
             lines = table.read(f"{_LOG}/{each:020d}.json").splitlines()
         except OSError:
             return None
-        told = (json.loads(line)["commitInfo"] for line in lines if line.startswith(b'{"commitInfo"'))
-        committed_s = next((info["timestamp"] / 1000 for info in told if "timestamp" in info), None)
+        infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith(b'{"commitInfo"'))
+        committed_s = next((info["timestamp"] / 1000 for info in infos if "timestamp" in info), None)
         if committed_s is None or committed_s < before_s:
             return committed_s
     return before_s if version < _MOST_COMMITS else None

@@ -217,7 +217,7 @@ def _tell_states(log: SlotLog, label: str, before: Lsn | None, settings: Erasure
 
 def _wait(places: Places, upto: Lsn, settings: ErasureSettings) -> None:
     deadline_s = time.monotonic() + settings.timeout_s
-    told = False
+    is_announced = False
     while True:
         settings.check()
         record = read_progress(places.storage, places.layout)
@@ -231,8 +231,8 @@ def _wait(places: Places, upto: Lsn, settings: ErasureSettings) -> None:
                 remedy="see whether a run of the slot is going on, and what it waits for: `xidstream status`; then "
                 "give the command again",
             )
-        if not told:
-            told = True
+        if not is_announced:
+            is_announced = True
             settings.tell(f"waiting for the sink, which has everything up to {delivered}")
         time.sleep(_POLL_S)
 

@@ -151,10 +151,10 @@ def _relied_on(
     """The version that states of the table would go with; None where every state has another start, or the table's
     newest version alone, which the erasure replaces."""
     cut = writer.watermark(locations.cut_id(log.application_id))
-    told = fold_of(writer.watermark, log.application_id)
+    known_fold = fold_of(writer.watermark, log.application_id)
     lines = [line for line in read_lines(DeltaBases(log.root), log.application_id) if line.table == label]
     newest = max((line.lsn for line in lines), default=0)
-    for stretch in stretches_of(generations, [], told):
+    for stretch in stretches_of(generations, [], known_fold):
         others = [each.answers_from for each in stretch.starts if each.is_usable(cut)]
         first = min([newest, *others])
         for line in lines:
@@ -165,7 +165,7 @@ def _relied_on(
             base = base_of(DeltaBases(log.root), line)
             if base is not None:
                 # A fold of another generation that is still needed stays.
-                is_free = told is None or told.lsn < cut
+                is_free = known_fold is None or known_fold.lsn < cut
                 return _Start(base, stretch.place) if is_free else None
     return None
 

@@ -171,11 +171,11 @@ class IcebergBase(IcebergTable):
         if not there.keys() >= set(removed or ()):
             raise SnapshotOutdated(self.label)
         gone = list(there.values()) if removed is None else [there[path] for path in removed]
-        told = _marks(self._table.properties)
-        told |= {f"{LSN}{application_id}": str(int(version)) for application_id, version in marks.items()}
+        recorded = _marks(self._table.properties)
+        recorded |= {f"{LSN}{application_id}": str(int(version)) for application_id, version in marks.items()}
         transaction = KnownTransaction(self._table, metadata, updates)
         transaction._requirements += required
-        properties = {**KEPT, **told, SCHEMA: str(metadata.current_schema_id)}
+        properties = {**KEPT, **recorded, SCHEMA: str(metadata.current_schema_id)}
         if updates:
             properties[TableProperties.DEFAULT_NAME_MAPPING] = name_mapping_of(schema)
         # Of what another program has changed, a snapshot says no watermarks, until all files are new.
@@ -194,7 +194,7 @@ class IcebergBase(IcebergTable):
             )
             for file in added
         ]
-        producer = staged_base(transaction, files, gone, told if is_made else {})
+        producer = staged_base(transaction, files, gone, recorded if is_made else {})
         reach("iceberg_committing")
         try:
             self._send(transaction)
@@ -270,8 +270,8 @@ def _model(kind: type[TableRequirement], values: Mapping[str, int]) -> TableRequ
     return kind.model_validate(values)
 
 
-def _marks(told: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in told.items() if name.startswith(LSN)}
+def _marks(recorded: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in recorded.items() if name.startswith(LSN)}
 
 
 def _summary(snapshot: Snapshot) -> Mapping[str, str]:

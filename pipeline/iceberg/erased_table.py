@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xidstream.pipeline.errors import StorageFault, Unsupported
-from xidstream.pipeline.iceberg.log_reading import TableSnapshot, todays_names
+from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot, todays_names
 from xidstream.pipeline.iceberg.staged_commits import files_by_path
 from xidstream.pipeline.iceberg.upkeep import DELAY_S, remove_files, unnamed_by
 from xidstream.pipeline.log_tables import attempt_files
@@ -51,11 +51,11 @@ Open = Callable[[], "IcebergTable | None"]
 
 
 class IcebergErasedTable:
-    """``log_tables.erased_rows.ErasedTable``. Raises as ``TableSnapshot``."""
+    """``log_tables.erased_rows.ErasedTable``. Raises as ``IcebergTableSnapshot``."""
 
     def __init__(self, table: IcebergTable) -> None:
         self._table = table
-        self._snapshot = TableSnapshot(table)
+        self._snapshot = IcebergTableSnapshot(table)
         self.location = table.location
         self.columns = table.columns
         self.properties: Mapping[str, str] = self._snapshot.properties

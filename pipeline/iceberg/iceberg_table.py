@@ -170,10 +170,10 @@ class IcebergTable:
             summaries, is_whole = self._summaries()
             # Of an id that no snapshot names, the one that did is expired; or it was before all that there are now.
             silent = NOTHING if is_whole else kept
-            told = next((each[name] for each in summaries if name in each), silent)
-            if int(told) != kept:
+            seen = next((each[name] for each in summaries if name in each), silent)
+            if int(seen) != kept:
                 raise SinkDiverged(
-                    f"{self.title} was set back to an older snapshot: that one holds rows up to {int(told)}, and the "
+                    f"{self.title} was set back to an older snapshot: that one holds rows up to {int(seen)}, and the "
                     f"table has held them up to {kept}. The rows between would be missing for ever",
                     remedy="set the table's main branch to the snapshot that it had, or give the sink another "
                     "namespace",
@@ -281,7 +281,7 @@ class IcebergTable:
         merges: bool = True,
         removed: Sequence[str] = (),
     ) -> None:
-        """``LogTable.commit``. Manifests are merged in the same commit, and small files after it.
+        """``LogTableWriter.commit``. Manifests are merged in the same commit, and small files after it.
 
         ``removed`` are paths of files, below ``location``, whose rows are in ``files``, or are to go. Such a commit is
         tried once: SnapshotOutdated is raised, too, where one of them is not in the snapshot, and where anybody else
@@ -353,14 +353,16 @@ class IcebergTable:
         """Write the manifests of a commit. The catalog names none of them yet. Raises SnapshotOutdated where one of
         ``removed`` is not in the snapshot."""
         # A version may be an Lsn, whose text is another one.
-        told = {f"{LSN}{application_id}": str(int(version)) for application_id, version in moved.items()}
+        properties = {
+            f"{LSN}{application_id}": str(int(version)) for application_id, version in moved.items()
+        }
         transaction = KnownTransaction(self._table)
-        transaction.set_properties(told)
+        transaction.set_properties(properties)
         added = [self._data_file(file, lsn_column) for file in files]
         if removed:
-            producer = staged_overwrite(transaction, added, self._named(removed), told)
+            producer = staged_overwrite(transaction, added, self._named(removed), properties)
         else:
-            producer = staged_append(transaction, added, told)
+            producer = staged_append(transaction, added, properties)
         expired = self._expire(transaction)
         staged = self._staged(transaction, producer, expired)
         reach("iceberg_committing")

@@ -83,7 +83,7 @@ class SnapshotFile:
     named: DataFile
 
 
-class TableSnapshot:
+class IcebergTableSnapshot:
     """What ``table`` was when it was opened. Raises Unsupported where a column's name has meant two of the source's,
     SinkDiverged where the table was set back to an older snapshot: what is missing then, no file tells."""
 

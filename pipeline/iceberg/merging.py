@@ -45,7 +45,7 @@ import pyarrow as pa
 from xidstream.pipeline import events
 from xidstream.pipeline.errors import Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.iceberg.log_reading import SnapshotFile, TableSnapshot, todays_names
+from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot, SnapshotFile, todays_names
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.small_files import MIDDLING, OWN, Gathering, many_small, merge
@@ -134,7 +134,7 @@ def may_merge(table: IcebergTable) -> bool:
 
 def _write(table: IcebergTable, gathering: Gathering, lsn_column: str, directory: str) -> _Merged | None:
     """None where no class has many. Raises Unsupported for a table whose files are not its rows, and as ``merge``."""
-    snapshot = TableSnapshot(table)
+    snapshot = IcebergTableSnapshot(table)
     files = _listed(snapshot.files, lsn_column)
     gathering.look(files)
     replaced = many_small(files, lsn_column, gathering.classes)

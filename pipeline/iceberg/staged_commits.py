@@ -78,37 +78,46 @@ class KnownTransaction(Transaction):
 
 
 def staged_append(
-    transaction: Transaction, added: Sequence[DataFile], told: Mapping[str, str]
+    transaction: Transaction, added: Sequence[DataFile], summary: Mapping[str, str]
 ) -> _SnapshotProducer[Any]:
-    """``told``: goes into the snapshot's summary. Manifests are merged."""
-    producer = transaction.update_snapshot(snapshot_properties=dict(told)).merge_append()
+    """``summary``: goes into the snapshot's summary. Manifests are merged."""
+    producer = transaction.update_snapshot(snapshot_properties=dict(summary)).merge_append()
     return _written(producer, added, ())
 
 
 def staged_overwrite(
-    transaction: Transaction, added: Sequence[DataFile], removed: Sequence[DataFile], told: Mapping[str, str]
+    transaction: Transaction,
+    added: Sequence[DataFile],
+    removed: Sequence[DataFile],
+    summary: Mapping[str, str],
 ) -> _SnapshotProducer[Any]:
     """``removed`` are of the snapshot."""
     kind = Operation.DELETE if removed and not added else Operation.OVERWRITE
-    producer = _OverwriteFiles(kind, transaction, transaction._table.io, snapshot_properties=dict(told))
+    producer = _OverwriteFiles(kind, transaction, transaction._table.io, snapshot_properties=dict(summary))
     return _written(producer, added, removed)
 
 
 def staged_base(
-    transaction: Transaction, added: Sequence[DataFile], removed: Sequence[DataFile], told: Mapping[str, str]
+    transaction: Transaction,
+    added: Sequence[DataFile],
+    removed: Sequence[DataFile],
+    summary: Mapping[str, str],
 ) -> _SnapshotProducer[Any]:
     """An overwrite of a table whose commits are all overwrites: manifests are merged."""
     io = transaction._table.io
-    producer = MergingOverwrite(Operation.OVERWRITE, transaction, io, snapshot_properties=dict(told))
+    producer = MergingOverwrite(Operation.OVERWRITE, transaction, io, snapshot_properties=dict(summary))
     return _written(producer, added, removed)
 
 
 def staged_replacement(
-    transaction: Transaction, added: Sequence[DataFile], removed: Sequence[DataFile], told: Mapping[str, str]
+    transaction: Transaction,
+    added: Sequence[DataFile],
+    removed: Sequence[DataFile],
+    summary: Mapping[str, str],
 ) -> _SnapshotProducer[Any]:
     """``removed`` are of the snapshot, and have the rows of ``added``."""
     io = transaction._table.io
-    producer = Replacement(Operation.OVERWRITE, transaction, io, snapshot_properties=dict(told))
+    producer = Replacement(Operation.OVERWRITE, transaction, io, snapshot_properties=dict(summary))
     return _written(producer, added, removed)
 
 
@@ -166,7 +175,7 @@ def data_file(
     """``path`` is relative to the table's location. ``bounds``: by column the lowest and the highest value, as Parquet
     stores them; no row has a null there. ``schema``: which the table will have; None: which it has."""
     fields = {field.name: field for field in (schema or table.schema()).fields}
-    told = [(fields[name].field_id, fields[name].field_type, *each) for name, each in bounds.items()]
+    ranges = [(fields[name].field_id, fields[name].field_type, *each) for name, each in bounds.items()]
     made = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=f"{table.location().rstrip('/')}/{path}",
@@ -178,8 +187,8 @@ def data_file(
         value_counts={},
         null_value_counts={},
         nan_value_counts={},
-        lower_bounds={id_: _bound(type_, low) for id_, type_, low, _ in told},
-        upper_bounds={id_: _bound(type_, high) for id_, type_, _, high in told},
+        lower_bounds={id_: _bound(type_, low) for id_, type_, low, _ in ranges},
+        upper_bounds={id_: _bound(type_, high) for id_, type_, _, high in ranges},
         key_metadata=None,
         split_offsets=None,
         equality_ids=None,

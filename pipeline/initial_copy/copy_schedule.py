@@ -118,7 +118,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Nobody wants the table's snapshot any more."""
+    """The table's snapshot is not wanted any more."""
 
     relid: int
 

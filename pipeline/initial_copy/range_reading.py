@@ -39,7 +39,7 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import Conform
 from xidstream.pipeline.log_tables.parquet_files import Directory, ParquetFiles, WrittenFile
 from xidstream.pipeline.postgres.login import Dsn
-from xidstream.pipeline.postgres.range_copy import RangeCopy, told
+from xidstream.pipeline.postgres.range_copy import RangeCopy, range_text
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import snapshot_rows
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -49,7 +49,7 @@ _LSN_COLUMN = "_commit_lsn"
 
 
 @dataclass(frozen=True)
-class RangeTarget:
+class RangeOutput:
     """Where the rows of a range go: the Delta table, or a folder of the storage, and the job, a part of every
     directory's name in it."""
 
@@ -98,7 +98,7 @@ class RangeReader:
         self,
         task: RangeTask,
         bounds: SnapshotBounds,
-        target: RangeTarget,
+        target: RangeOutput,
         conform: Conform,
         *,
         bytes_per_s: int = 0,
@@ -119,14 +119,14 @@ class RangeReader:
             with self._lock:
                 # From here on nobody cancels what this connection does.
                 self._snapshot_name = None
-                self._stop_if_cancelled(told(task))
+                self._stop_if_cancelled(range_text(task))
         except BaseException as error:
             with self._lock:
                 self._snapshot_name = None
             self.close()
             if isinstance(error, XidstreamError):
                 # Whatever the server or the connection made of it.
-                self._stop_if_cancelled(told(task))
+                self._stop_if_cancelled(range_text(task))
             raise
         written = files.close()
         reach("snapshot_range_written")
@@ -163,7 +163,7 @@ class RangeReader:
         self,
         task: RangeTask,
         bounds: SnapshotBounds,
-        target: RangeTarget,
+        target: RangeOutput,
         conform: Conform,
         pace: ByteRateLimit,
     ) -> ParquetFiles:
@@ -189,7 +189,7 @@ class RangeReader:
         conform: Conform,
         pace: ByteRateLimit,
     ) -> None:
-        relation, where = task.source.relation, told(task)
+        relation, where = task.source.relation, range_text(task)
         self._stop_if_cancelled(where)
         connection = self._connected()
         connection.begin(task.snapshot_name)

@@ -116,9 +116,9 @@ class SnapshotBook:
         )
 
     def unfinished(self, lines: Iterable[GenerationLine]) -> list[Generation]:
-        """What an earlier run has begun to commit, and perhaps did not end."""
-        told = {(line.relid, line.number) for line in lines if line.is_ours}
-        return [taken.generation for name, taken in self._taken.items() if name not in told]
+        """Generations that an earlier run has begun to commit, and perhaps did not end."""
+        recorded = {(line.relid, line.number) for line in lines if line.is_ours}
+        return [taken.generation for name, taken in self._taken.items() if name not in recorded]
 
     def give_up(self, generation: Generation) -> None:
         """The sink does not have the rows of this generation."""
@@ -132,13 +132,13 @@ class SnapshotBook:
         surveyed_lsn: Lsn,
         end_lsn: Lsn = INVALID_LSN,
         *,
-        is_told: bool = True,
+        is_witnessed: bool = True,
     ) -> Needs:
         """The needs of the tables that are published now, as a survey found them for which the WAL ended at
         ``surveyed_lsn``. ``end_lsn``: where it ended after the survey; 0/0 where the tables were as they are before
-        it. ``is_told``: whether every ALTER TABLE since the survey before has left a message."""
+        it. ``is_witnessed``: whether every ALTER TABLE since the survey before has left a message."""
         with self._comparing:
-            return self._needs(sources, list(lines), surveyed_lsn, end_lsn or surveyed_lsn, is_told)
+            return self._needs(sources, list(lines), surveyed_lsn, end_lsn or surveyed_lsn, is_witnessed)
 
     def _needs(
         self,
@@ -146,7 +146,7 @@ class SnapshotBook:
         lines: Sequence[GenerationLine],
         surveyed_lsn: Lsn,
         end_lsn: Lsn,
-        is_told: bool,
+        is_witnessed: bool,
     ) -> Needs:
         wishes = read_wishes(self._storage, self._layout)
         record = read_progress(self._storage, self._layout)
@@ -166,7 +166,7 @@ class SnapshotBook:
                 reason: str | None = spoiled_by.why_no_snapshot_stands
             else:
                 source = published.get(relid) or by_name.get(line.table)
-                reason = _reason(taken, source, is_told=is_told)
+                reason = _reason(taken, source, is_witnessed=is_witnessed)
                 if reason is None and taken is not None and source is not None:
                     self._renew(taken, source)
                     if (layout := self._new_layout(taken, source, end_lsn)) is not None:
@@ -201,10 +201,10 @@ class SnapshotBook:
                 is_lacking = any(each.concerns(relid) for each in parked)
                 waits = not was_published or is_lacking or relid in known
                 wanted.append(Wanted(source, waits, repair))
-        told = {(line.relid, line.number) for line in lines}
-        committing = (taken for name, taken in self._taken.items() if name not in told)
+        recorded = {(line.relid, line.number) for line in lines}
+        committing = (taken for name, taken in self._taken.items() if name not in recorded)
         is_proof = all(
-            _is_as_found(each.signature, published.get(each.generation.relid), is_told=is_told)
+            _is_as_found(each.signature, published.get(each.generation.relid), is_witnessed=is_witnessed)
             for each in committing
         )
         return Needs(tuple(wanted), tuple(ended), tuple(unwanted), is_proof, tuple(refused), tuple(layouts))
@@ -229,7 +229,7 @@ class SnapshotBook:
         self._layouts.pop(name, None)
 
     def _repair(self, where: KeyFilter, source: PublishedSource, line: GenerationLine | None) -> Repair | str:
-        """What is to be repaired, or why nothing can be."""
+        """The range to be repaired, or why nothing can be."""
         taken = None if line is None else self._taken.get((line.relid, line.number))
         if line is None or taken is None:
             return "no snapshot of the table stands, from which the rows outside of the range could be carried over"
@@ -280,7 +280,9 @@ class SnapshotBook:
         with self._comparing:
             surveyed_lsn, published = self._surveyed
             now = published.get(source.relation.relid)
-            if surveyed_lsn > bounds.place and not _is_as_found(signature_of(source), now, is_told=False):
+            if surveyed_lsn > bounds.place and not _is_as_found(
+                signature_of(source), now, is_witnessed=False
+            ):
                 return None
             return self._begin(source, bounds, last_number, where)
 
@@ -343,15 +345,15 @@ def _name(generation: Generation) -> tuple[int, int]:
     return generation.relid, generation.number
 
 
-def _is_as_found(signature: Mapping[str, Any], now: PublishedSource | None, *, is_told: bool) -> bool:
+def _is_as_found(signature: Mapping[str, Any], now: PublishedSource | None, *, is_witnessed: bool) -> bool:
     """Whether the table is the same, and has the same columns."""
-    reason = reason_it_ended(signature, now, is_told=is_told)
+    reason = reason_it_ended(signature, now, is_witnessed=is_witnessed)
     return now is not None and reason is None and is_laid_out(signature, now)
 
 
 def _reason(
-    taken: TakenSnapshot | None, source: PublishedSource | None, *, is_told: bool = True
+    taken: TakenSnapshot | None, source: PublishedSource | None, *, is_witnessed: bool = True
 ) -> str | None:
     if taken is None:
         return "this storage has no record of it: the slot was made again, or its run began anew in another storage"
-    return reason_it_ended(taken.signature, source, is_told=is_told)
+    return reason_it_ended(taken.signature, source, is_witnessed=is_witnessed)

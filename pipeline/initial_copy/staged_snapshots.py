@@ -42,7 +42,7 @@ from xidstream.pipeline.snapshot.ddl import Witnessed
 from xidstream.pipeline.snapshot.generation import Generation, GenerationState
 from xidstream.pipeline.spark.snapshot_batch import SnapshotBatch
 from xidstream.pipeline.storage.keys import Layout
-from xidstream.pipeline.storage.snapshot_record import forget_told, read_told, write_told
+from xidstream.pipeline.storage.snapshot_record import forget_delivered, read_delivered, write_delivered
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.storage.stored_folder import StoredFolder
 
@@ -68,7 +68,7 @@ class StagedSnapshots:
         self._storage = storage
         self._layout = layout
         self._check_owner = check_owner
-        self._told = {(each.relid, each.number): each for each in read_told(storage, layout)}
+        self._delivered = {(each.relid, each.number): each for each in read_delivered(storage, layout)}
         self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
         self._queued: set[tuple[int, int]] = set()
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class StagedSnapshots:
                 GenerationState.FINISHED,
                 is_ours=True,
             )
-            for each in list(self._told.values())
+            for each in list(self._delivered.values())
         ]
 
     def clean(self) -> None:
@@ -119,8 +119,8 @@ class StagedSnapshots:
         It does not wait: the driver's process has a few threads for all its callers. Ask again.
         """
         name = generation.relid, generation.number
-        if name in self._told or files is None:
-            return name in self._told
+        if name in self._delivered or files is None:
+            return name in self._delivered
         with self._lock:
             if name not in self._queued:
                 self._queued.add(name)
@@ -143,23 +143,23 @@ class StagedSnapshots:
 
     def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
         """Forget that the function had it. ``reason`` is told by the caller."""
-        ended = self._told.pop((line.relid, line.number), None)
+        ended = self._delivered.pop((line.relid, line.number), None)
         if ended is not None:
-            forget_told(self._storage, self._layout, [ended])
+            forget_delivered(self._storage, self._layout, [ended])
 
     def lay_out(
         self, found: Sequence[tuple[RelationVersion, Lsn]], witnessed: Witnessed | None = None
     ) -> None:
-        """Nobody reads states of it."""
+        """Nothing is to be done: a function's rows have no states to read."""
 
     def reach(self, lsn: Lsn) -> None:
         """A function has no log."""
 
     def extend(self, line: GenerationLine, witnessed: Witnessed) -> None:
-        """Nobody reads states of it."""
+        """Nothing is to be done: a function's rows have no states to read."""
 
     def prove(self, lsn: Lsn, snapshot: str | None = None) -> Proven:
-        """Nobody reads states of it."""
+        """Nothing is to be done: a function's rows have no states to read."""
         return Proven(lsn)
 
     def complete(self) -> None:
@@ -186,8 +186,8 @@ class StagedSnapshots:
                 return
             # The function may have taken long, and the rightful run may have a generation of this number by now.
             self._check_owner()
-            write_told(self._storage, self._layout, generation)
-            self._told[generation.relid, generation.number] = generation
+            write_delivered(self._storage, self._layout, generation)
+            self._delivered[generation.relid, generation.number] = generation
             for folder in sorted({path.rpartition("/")[0] for path in waiting.paths}):
                 self._storage.delete_folder(folder)
         if self._complete.is_set():
@@ -209,7 +209,7 @@ class StagedSnapshots:
     def contained(self) -> Mapping[tuple[str, str], SnapshotBounds]:
         """By table: what the function has of it already."""
         newest: dict[tuple[str, str], Generation] = {}
-        for each in self._told.values():
+        for each in self._delivered.values():
             name = each.relation.schema, each.relation.table
             if name not in newest or newest[name].number < each.number:
                 newest[name] = each

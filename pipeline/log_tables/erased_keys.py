@@ -184,11 +184,11 @@ def _held(columns: Sequence[TableColumn], versions: Sequence[Mapping[str, Any]])
     by_name = {column.name: column for column in columns if column.name not in _CONTRACT}
     found: dict[str, dict[str, HeldIn]] = {}
     for version in reversed(versions):
-        for source, told in version["columns"].items():
-            name = str(told["column"])
+        for source, recorded in version["columns"].items():
+            name = str(recorded["column"])
             if name in by_name:
                 there = found.setdefault(source, {})
-                there.setdefault(name, HeldIn(name, by_name[name].type, str(told["type"])))
+                there.setdefault(name, HeldIn(name, by_name[name].type, str(recorded["type"])))
     if not versions:
         for column in by_name.values():
             found.setdefault(column.source, {})[column.name] = HeldIn(column.name, column.type, "")

@@ -30,7 +30,7 @@ from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.commit_attempts import guarded
 from xidstream.pipeline.log_tables.generation_rows import Spoiler, ended_row, spoiled_rows
-from xidstream.pipeline.log_tables.log_table import MAX_VERSION, LogTable, LogTables
+from xidstream.pipeline.log_tables.log_table import MAX_VERSION, LogTables, LogTableWriter
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
 from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
@@ -71,7 +71,7 @@ class GenerationLines:
         self._tables = tables
         self._application_id = application_id
         self._ownership = ownership
-        self._last: deque[LogTable] = deque(maxlen=1)
+        self._last: deque[LogTableWriter] = deque(maxlen=1)
         """``_snapshots``, as the last ``add`` has left it: the next one need not open it, which takes longer with each
         table whose snapshot is taken. Whoever commits in between has that one refused, and then it is opened."""
 
@@ -110,7 +110,7 @@ class GenerationLines:
             return
         line_id = self._line_id(table)
 
-        def rows(writer: LogTable) -> list[dict[str, Any]]:
+        def rows(writer: LogTableWriter) -> list[dict[str, Any]]:
             return [ended] if writer.watermark(line_id) >= version else [row, ended]
 
         self._add(table, version + 1, rows, self._last)
@@ -118,7 +118,7 @@ class GenerationLines:
     def end(self, line: GenerationLine, reason: str, until: Callable[[], int]) -> None:
         """Add the line that says why the generation has ended, and up to where it stands."""
 
-        def ended(writer: LogTable) -> list[dict[str, Any]]:
+        def ended(writer: LogTableWriter) -> list[dict[str, Any]]:
             found = (row for row in _all_rows(writer) if not _is_ended(row))
             row = next(r for r in found if (r["table"], r["place"]) == (line.table, line.place))
             return [ended_row(row, reason, until())]
@@ -131,10 +131,10 @@ class GenerationLines:
         def extended() -> None:
             writer = self._opened()
             assert writer is not None
-            told = [
+            known_rows = [
                 row for row in _all_rows(writer) if (row["table"], row["place"]) == (line.table, line.place)
             ]
-            last = max((row for row in told if _is_ended(row)), key=lambda row: row["until"])
+            last = max((row for row in known_rows if _is_ended(row)), key=lambda row: row["until"])
             until = until_of(last["until"])
             if until > last["until"]:
                 self._append(writer, [{**last, "until": until}], {})
@@ -150,8 +150,8 @@ class GenerationLines:
             assert writer is not None
             line_id = self._line_id(table)
             newest = writer.watermark(line_id) // 2
-            told = [row for row in _all_rows(writer) if row["table"] == table]
-            ended = spoiled_rows(told, spoilers, newest, proven)
+            known_rows = [row for row in _all_rows(writer) if row["table"] == table]
+            ended = spoiled_rows(known_rows, spoilers, newest, proven)
             if ended:
                 is_newest = any(row["generation"] == newest for row in ended)
                 self._append(writer, ended, {line_id: 2 * newest + 1} if is_newest else {})
@@ -165,8 +165,8 @@ class GenerationLines:
         self,
         table: str,
         version: int,
-        make: Callable[[LogTable], list[dict[str, Any]]],
-        opened: deque[LogTable] | None = None,
+        make: Callable[[LogTableWriter], list[dict[str, Any]]],
+        opened: deque[LogTableWriter] | None = None,
     ) -> None:
         """``opened``: what may be older than the table is, where ``make`` needs no rows of others."""
 
@@ -182,7 +182,9 @@ class GenerationLines:
 
         guarded(self._tables, locations.SNAPSHOTS, add)
 
-    def _append(self, writer: LogTable, rows: Sequence[dict[str, Any]], versions: Mapping[str, int]) -> None:
+    def _append(
+        self, writer: LogTableWriter, rows: Sequence[dict[str, Any]], versions: Mapping[str, int]
+    ) -> None:
         job = f"data-{uuid.uuid4().hex}-driver"
         files = ParquetFiles(writer.location, job, SNAPSHOTS_SCHEMA, "place")
         files.write(pa.RecordBatch.from_pylist(rows, schema=SNAPSHOTS_SCHEMA))
@@ -191,7 +193,7 @@ class GenerationLines:
     def _line_id(self, table: str) -> str:
         return f"{self._application_id}/snapshot/{locations.encode(table)}"
 
-    def _opened(self, *, makes: bool = True) -> LogTable | None:
+    def _opened(self, *, makes: bool = True) -> LogTableWriter | None:
         """None where there is none, and none is to be made."""
         columns = [TableColumn(f.name, f.type, f.name) for f in SNAPSHOTS_SCHEMA]
         key = locations.SNAPSHOTS
@@ -231,7 +233,7 @@ def generation_states(tables: LogTables) -> dict[tuple[str, int, Lsn], tuple[Gen
     return found
 
 
-def _all_rows(writer: LogTable) -> list[dict[str, Any]]:
+def _all_rows(writer: LogTableWriter) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = writer.read(SNAPSHOTS_SCHEMA.names, "place", 0, MAX_VERSION).to_pylist()
     return rows
 

@@ -7,8 +7,8 @@ What a format promises:
 
 - A table holds *watermarks*: (application id, commit LSN). They never fall, and they are committed with the rows that
   they speak of, or not at all.
-- A ``LogTable`` shows one snapshot of its table. Watermarks are read from it, and a commit succeeds only where nobody
-  has moved one of them since. So no interleaving of two runs writes a row twice (``SnapshotOutdated``).
+- A ``LogTableWriter`` shows one snapshot of its table. Watermarks are read from it, and a commit succeeds only where
+  none of them has been moved since. So no interleaving of two runs writes a row twice (``SnapshotOutdated``).
 - After a failure the handle is of no further use. A new one shows what did happen.
 - What a commit made is durable when the call returns.
 - Where a format can commit several tables in one step (``LogTables.together``), that is one commit: all of the tables
@@ -43,7 +43,7 @@ class SnapshotOutdated(Exception):
     """The table is not what the snapshot shows any more: write it again, from a new one."""
 
 
-class LogTable(Protocol):
+class LogTableWriter(Protocol):
     """``label`` names the table, and ``title`` does with the format before it. ``location``: where its files are."""
 
     label: str
@@ -105,19 +105,19 @@ class LogTable(Protocol):
 class TableCommit:
     """A commit that is still to be made: ``table``, and what its ``commit`` is given."""
 
-    table: LogTable
+    table: LogTableWriter
     files: Sequence[WrittenFile]
     versions: Mapping[str, int]
     marks: Mapping[str, int]
     lsn_column: str = "_commit_lsn"
 
     def alone(self) -> None:
-        """Raises as ``LogTable.commit``."""
+        """Raises as ``LogTableWriter.commit``."""
         self.table.commit(self.files, self.versions, self.lsn_column, marks=self.marks)
 
 
 Together = Callable[[Sequence[TableCommit]], None]
-"""Makes commits of several tables, each table's one, in one step: all, or none. Raises as ``LogTable.commit``.
+"""Makes commits of several tables, each table's one, in one step: all, or none. Raises as ``LogTableWriter.commit``.
 SnapshotOutdated says that one of the tables is; all handles are of no further use then."""
 
 
@@ -143,7 +143,7 @@ class LogTables(Protocol):
 
     def about_own(self, key: str) -> TableMetadata: ...
 
-    def open(self, key: str, label: str) -> LogTable | None:
+    def open(self, key: str, label: str) -> LogTableWriter | None:
         """The table as it is now, or None where there is none."""
         ...
 
@@ -154,7 +154,7 @@ class LogTables(Protocol):
         columns: Sequence[TableColumn],
         about: TableMetadata,
         brought: Sequence[VersionSince] = (),
-    ) -> LogTable:
+    ) -> LogTableWriter:
         """The table, made with ``columns`` where there is none; safe against a crash and against a race."""
         ...
 
@@ -166,9 +166,9 @@ class LogTables(Protocol):
 
 
 def check_commit(
-    table: LogTable, files: Sequence[WrittenFile], versions: Mapping[str, int], marks: Mapping[str, int]
+    table: LogTableWriter, files: Sequence[WrittenFile], versions: Mapping[str, int], marks: Mapping[str, int]
 ) -> None:
-    """What every format refuses before it commits anything: ``LogTable.commit`` says what it raises."""
+    """What every format refuses before it commits anything: ``LogTableWriter.commit`` says what it raises."""
     if len({file.path for file in files}) < len(files):
         raise SinkFailed(
             f"{table.title}: two writers gave their files one name",

@@ -41,7 +41,7 @@ import pyarrow.compute as pc
 from xidstream.pipeline.errors import ANOTHER_STORAGE, SinkDiverged, Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.log_tables.locations import cut_id
-from xidstream.pipeline.log_tables.log_table import LogTable
+from xidstream.pipeline.log_tables.log_table import LogTableWriter
 from xidstream.pipeline.pg import Lsn
 
 _KEYS = ("commit_lsn", "xid", "commit_timestamp")
@@ -58,7 +58,7 @@ class Ownership:
         self._tenure = tenure
 
     @staticmethod
-    def owner_of(writer: LogTable, application_id: str) -> int:
+    def owner_of(writer: LogTableWriter, application_id: str) -> int:
         """The number of the last run that wrote; 0 if there was none."""
         return writer.watermark(f"{application_id}/owner")
 
@@ -68,7 +68,7 @@ class Ownership:
         tenure = self._tenure
         return {f"{self._application_id}/owner": tenure.number, self._timeline_id: tenure.timeline}
 
-    def check(self, writer: LogTable) -> None:
+    def check(self, writer: LogTableWriter) -> None:
         """Check a new snapshot of the table. Raises Superseded, SinkDiverged."""
         tenure = self._tenure
         owner = self.owner_of(writer, self._application_id)
@@ -89,19 +89,19 @@ class Ownership:
             ),
         )
 
-    def claim(self, writer: LogTable) -> None:
+    def claim(self, writer: LogTableWriter) -> None:
         """Leave this run's number in the table. Whoever had the slot before commits nothing to it after that."""
         if self.owner_of(writer, self._application_id) < self._tenure.number:
             writer.commit([], {}, marks=self.marks)
 
-    def check_snapshots(self, writer: LogTable, valid_from: int) -> None:
+    def check_snapshots(self, writer: LogTableWriter, valid_from: int) -> None:
         """Check ``_snapshots``: the last generation of this slot that stands is valid from ``valid_from``. Raises
         SinkDiverged. A snapshot has what the server had written, which may be more than it had sent, and than a standby
         had."""
         if self.owner_of(writer, self._application_id) < self._tenure.number:
             self._check_held(writer, read_up_to(valid_from))
 
-    def _check_held(self, writer: LogTable, held: int) -> None:
+    def _check_held(self, writer: LogTableWriter, held: int) -> None:
         tenure = self._tenure
         timeline = writer.watermark(self._timeline_id)
         reachable = tenure.reachable(timeline)
@@ -117,7 +117,7 @@ class Ownership:
             )
 
     def check_repeated(
-        self, writer: LogTable, transactions: pa.Table, above: int = 0, prefix: str = ""
+        self, writer: LogTableWriter, transactions: pa.Table, above: int = 0, prefix: str = ""
     ) -> None:
         """Check that the table has those of ``transactions`` (TRANSACTIONS_SCHEMA) that have rows, and lie above the
         LSN ``above`` and not above the table's watermark. Its columns have the same names after ``prefix``. Raises
@@ -142,7 +142,7 @@ class Ownership:
                     "state, or rows were deleted from that table, or the publications were changed after a crash"
                 )
 
-    def check_server(self, transactions: LogTable, slots: Callable[[], Sequence[str]]) -> None:
+    def check_server(self, transactions: LogTableWriter, slots: Callable[[], Sequence[str]]) -> None:
         """Check a root that this slot has never written to: whether the same slot of the same database has, on another
         server. ``slots``: the application ids that have written to ``transactions``; asked where that may be.
 

@@ -123,22 +123,33 @@ class ParquetFiles:
     ) -> None:
         self._table = table
         self._group_rows = ROW_GROUP_ROWS if group_rows is None else group_rows
+        """A row group ends at so many rows, or at ``ROW_GROUP_BYTES``."""
         self._directory = directory
         self._schema = schema
         self._lsn_index = schema.get_field_index(lsn_column)
+        """Where the column of the commit LSNs is in the schema."""
         self._ranged = [
             name
             for name in schema.names
             if name in ranged and name != lsn_column and schema.field(name).type in _RANGED_TYPES
         ]
+        """The columns, beside that one, whose ranges are reported."""
         self._dictionary = [name for name in _REPEATING if name in schema.names]
+        """The columns that are written with a dictionary, because their values repeat."""
         self._encoding = {_COUNTING: "DELTA_BINARY_PACKED"} if _COUNTING in schema.names else None
+        """The encoding of the column that counts up, where the schema has it."""
         self._pending: list[pa.RecordBatch] = []
+        """The batches of the row group that is not written yet."""
         self._pending_rows = 0
+        """Their rows."""
         self._pending_bytes = 0
+        """Their bytes in memory."""
         self._writer: pq.ParquetWriter | None = None
+        """Writes the file in hand; None between two files."""
         self._sink: pa.NativeFile | None = None
+        """What that writer writes to."""
         self._finished: list[WrittenFile] = []
+        """The files that are complete, in the order of their rows."""
         self._begin_counts()
 
     def _begin_counts(self) -> None:

@@ -46,7 +46,7 @@ from xidstream.pipeline.log_tables.erased_marks import UPTO, erased_id
 from xidstream.pipeline.log_tables.generation_lines import Ended, GenerationLines, ended_of
 from xidstream.pipeline.log_tables.generation_rows import Spoiler, ddl_spoiler, park_spoiler, row_of
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.log_table import LogTable, LogTables
+from xidstream.pipeline.log_tables.log_table import LogTables, LogTableWriter
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
@@ -306,8 +306,8 @@ class SnapshotLog:
         ``valid_from``. What it has done once it does not do again."""
         with self._parking:
             known = {key: each.until_lsn for key, each in self._parked.items()}
-            told = {(each.relid, each.since_lsn): each for each in tables}
-            new = {key: each for key, each in told.items() if known.get(key, INVALID_LSN) != each.until_lsn}
+            given = {(each.relid, each.since_lsn): each for each in tables}
+            new = {key: each for key, each in given.items() if known.get(key, INVALID_LSN) != each.until_lsn}
             if new:
                 self._end_all_spoiled([park_spoiler(each) for each in new.values()])
                 self._parked.update(new)
@@ -329,7 +329,7 @@ class SnapshotLog:
         return ended
 
 
-def _n_rows(files: Sequence[WrittenFile] | None, writer: LogTable, place: int) -> int:
+def _n_rows(files: Sequence[WrittenFile] | None, writer: LogTableWriter, place: int) -> int:
     """The rows of the snapshot with that place, whose files are in the table, with those that were erased since."""
     if files is not None:
         return sum(file.n_rows for file in files)

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.commit_attempts import guarded
-from xidstream.pipeline.log_tables.log_table import LogTable, LogTables
+from xidstream.pipeline.log_tables.log_table import LogTables, LogTableWriter
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.pg import Lsn
 
@@ -42,7 +42,7 @@ class TransactionMarks:
         self._proven_id = locations.proven_id(application_id)
         self._ownership = ownership
         self._lock = threading.Lock()
-        self._kept: LogTable | None = None
+        self._kept: LogTableWriter | None = None
         """The table as it was last read or committed to, which is once a second. None after a failure."""
 
     def reach(self, lsn: Lsn, marks: Mapping[str, int] | None = None) -> None:
@@ -69,7 +69,7 @@ class TransactionMarks:
         guarded(self._tables, locations.TRANSACTIONS, move)
 
     @contextmanager
-    def _newest(self) -> Iterator[LogTable]:
+    def _newest(self) -> Iterator[LogTableWriter]:
         """The table as it is now, for one caller at a time."""
         with self._lock:
             table, self._kept = self._kept, None

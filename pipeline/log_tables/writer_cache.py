@@ -15,7 +15,7 @@ import threading
 from typing import Final
 
 from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.log_table import LogTable
+from xidstream.pipeline.log_tables.log_table import LogTableWriter
 
 _PINNED: Final = frozenset({locations.TRANSACTIONS, locations.MESSAGES})
 
@@ -26,13 +26,13 @@ class WriterCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._pinned: dict[str, LogTable] = {}
-        self._recent: dict[str, LogTable] = {}
+        self._pinned: dict[str, LogTableWriter] = {}
+        self._recent: dict[str, LogTableWriter] = {}
 
     def __len__(self) -> int:
         return len(self._pinned) + len(self._recent)
 
-    def get(self, key: str) -> LogTable | None:
+    def get(self, key: str) -> LogTableWriter | None:
         with self._lock:
             if key in _PINNED:
                 return self._pinned.get(key)
@@ -41,7 +41,7 @@ class WriterCache:
                 self._recent[key] = writer
             return writer
 
-    def __setitem__(self, key: str, writer: LogTable) -> None:
+    def __setitem__(self, key: str, writer: LogTableWriter) -> None:
         with self._lock:
             if key in _PINNED:
                 self._pinned[key] = writer
@@ -51,7 +51,7 @@ class WriterCache:
             while len(self._recent) > self._limit:
                 del self._recent[next(iter(self._recent))]
 
-    def pop(self, key: str, default: None = None) -> LogTable | None:
+    def pop(self, key: str, default: None = None) -> LogTableWriter | None:
         with self._lock:
             kept = self._pinned if key in _PINNED else self._recent
             return kept.pop(key, default)

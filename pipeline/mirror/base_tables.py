@@ -59,7 +59,7 @@ from xidstream.pipeline.mirror.catalog import Registered, Registration
 from xidstream.pipeline.mirror.pieces import THREADS
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresh, TableRefresher, directory_of
 from xidstream.pipeline.mirror.table_folder import Vacuumed
-from xidstream.pipeline.mirror.vacuum import DeltaTables, VacuumedTables, vacuum_tables
+from xidstream.pipeline.mirror.vacuum import VacuumedDeltaTables, VacuumedTables, vacuum_tables
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import labelled_table, table_label
 from xidstream.pipeline.settings.catalog_names import CatalogName
@@ -190,9 +190,9 @@ class BaseTables:
             return Registered()
         application_id, lines = self._named
         named = {line.table for line in lines}
-        told = {label: facts for label, facts in self._facts.copy().items() if label in named}
+        known = {label: facts for label, facts in self._facts.copy().items() if label in named}
         try:
-            return self._registration.bring(lines, told, application_id, check)
+            return self._registration.bring(lines, known, application_id, check)
         except Exception as error:
             raise fault_of(error, f"registering the base tables in {self.catalog}") from error
 
@@ -210,7 +210,7 @@ class BaseTables:
 
     def _vacuumed(self, application_id: str) -> VacuumedTables:
         if self._root is not None:
-            return DeltaTables(self._root, application_id)
+            return VacuumedDeltaTables(self._root, application_id)
         # It imports pyiceberg, which may not be there.
         from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
         from xidstream.pipeline.mirror.iceberg_vacuum import IcebergVacuumedTables

@@ -135,15 +135,15 @@ class Registration:
     def bring(
         self,
         lines: Sequence[ManifestLine],
-        told: Mapping[str, BaseFacts],
+        known: Mapping[str, BaseFacts],
         application_id: str,
         check: Callable[[], None] = lambda: None,
     ) -> Registered:
-        """Have the catalog name what ``lines``, the manifest's newest, name. ``told``: by ``schema.table``, what is
+        """Have the catalog name what ``lines``, the manifest's newest, name. ``known``: by ``schema.table``, what is
         known of base tables; others are opened, once. ``check`` raises where this is to be given up. Raises what the
         catalog and deltalake raise."""
         try:
-            return self._bring(lines, told, application_id, check)
+            return self._bring(lines, known, application_id, check)
         except BaseException:
             self._listed_s = None
             self._facts.clear()
@@ -153,7 +153,7 @@ class Registration:
     def _bring(
         self,
         lines: Sequence[ManifestLine],
-        told: Mapping[str, BaseFacts],
+        known: Mapping[str, BaseFacts],
         application_id: str,
         check: Callable[[], None],
     ) -> Registered:
@@ -162,7 +162,7 @@ class Registration:
             self._there = {table.name: table for table in self._catalog.tables()}
             self._left_out.clear()
             self._listed_s = now_s
-        wanted, refused = self._wanted(lines, told, application_id, check)
+        wanted, refused = self._wanted(lines, known, application_id, check)
         n_put, n_removed = 0, 0
         for table in wanted.values():
             if self._there.get(table.name) != table:
@@ -186,12 +186,12 @@ class Registration:
     def _wanted(
         self,
         lines: Sequence[ManifestLine],
-        told: Mapping[str, BaseFacts],
+        known: Mapping[str, BaseFacts],
         application_id: str,
         check: Callable[[], None],
     ) -> tuple[dict[str, CatalogTable], dict[str, str]]:
         """The entries that are to stand there, by name, and which tables have none, with the reasons."""
-        self._facts.update(told)
+        self._facts.update(known)
         directories = {line.table: line.directory for line in lines}
         self._left_out -= directories.keys()
         for table in self._there.values():

@@ -314,8 +314,8 @@ def _log_files_with(location: Location, keys: RowsOfKeys, version: int) -> list[
                 adds = [json.loads(line)["add"] for line in lines if line.startswith(b'{"add"')]
             elif checkpoint and int(checkpoint[1]) < version:
                 with location.open(path) as file:
-                    told = pq.ParquetFile(file).read(["add"])["add"]
-                adds = [add for add in told.to_pylist() if add]
+                    added = pq.ParquetFile(file).read(["add"])["add"]
+                adds = [add for add in added.to_pylist() if add]
             else:
                 continue
         except FileNotFoundError:

@@ -44,7 +44,7 @@ from xidstream.pipeline.mirror.pieces import (
     repeating_texts,
     with_dictionaries,
 )
-from xidstream.pipeline.mirror.plan import BaseFile, Group
+from xidstream.pipeline.mirror.plan import BaseFile, FileGroup
 from xidstream.pipeline.parquet import SPARK_METADATA, halved, statistics_leaves
 
 NET_ROWS: Final = 2_000_000
@@ -61,7 +61,7 @@ _LOOK_BYTES: Final = 1 << 20
 _LEAST_ROWS_BETWEEN_LOOKS: Final = 1_024
 
 
-def fits(groups: Iterable[Group]) -> bool:
+def fits(groups: Iterable[FileGroup]) -> bool:
     """Whether these groups are for this process."""
     groups = list(groups)
     cut_bytes = sum(group.bytes for group in groups if group.files and group.n_files > 1)
@@ -80,13 +80,13 @@ class LocalSwap:
     key: Sequence[str]
     check: Callable[[], None]
 
-    def write(self, groups: Sequence[Group], directory: str) -> list[str]:
+    def write(self, groups: Sequence[FileGroup], directory: str) -> list[str]:
         """The new files, on disk, as paths relative to the table. Raises OSError and what pyarrow raises."""
         starts = self.net.slots(self.files)
         n_threads = max(1, min(THREADS, len(groups)))
         is_over = threading.Event()
 
-        def write_one(numbered: tuple[int, Group]) -> list[str]:
+        def write_one(numbered: tuple[int, FileGroup]) -> list[str]:
             if is_over.is_set():
                 return []
             try:
@@ -101,7 +101,7 @@ class LocalSwap:
         self.table.sync_folders(paths)
         return paths
 
-    def _write_group(self, stem: str, group: Group, starts: Sequence[int]) -> list[str]:
+    def _write_group(self, stem: str, group: FileGroup, starts: Sequence[int]) -> list[str]:
         footers = [self._footer(i) for i in group.files]
         repeating = self._repeating(footers[0] if footers else self._footer(0))
         schema = with_dictionaries(self.schema, repeating_texts(footers, self.schema, self.key))
@@ -137,7 +137,7 @@ class LocalSwap:
         new = [name for name in self.schema.names if name.partition(".")[0] not in there]
         return [*new, *(chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page)]
 
-    def _rows(self, group: Group, arriving: pa.Table) -> Iterator[pa.Table]:
+    def _rows(self, group: FileGroup, arriving: pa.Table) -> Iterator[pa.Table]:
         texts = _indexed(arriving.schema)
         for i in group.files:
             keys = self.net.keys_near(self.files[i])

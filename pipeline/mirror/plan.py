@@ -72,7 +72,7 @@ class BaseFile:
 
 
 @dataclass(frozen=True)
-class Group:
+class FileGroup:
     """``files``, indexes of the table's files, are replaced by ``n_files`` new ones, which also take the new rows of
     ``slots``. There may be no old files, and the new ones may turn out to be fewer."""
 
@@ -117,7 +117,7 @@ def n_files_for(size: float, target: float) -> int:
 
 def plan_swap(
     files: Sequence[BaseFile], touched: Mapping[int, int], arriving: Mapping[int, int], target_bytes: int
-) -> list[Group]:
+) -> list[FileGroup]:
     """``files`` are in key order. ``touched``: for the index of each touched file, how many of the keys lie within its
     ranges. ``arriving``: for each slot, how many net rows that are not gone have their place there. ``target_bytes``:
     of a file, which has no more than about ``FILE_ROWS`` rows all the same.
@@ -125,23 +125,23 @@ def plan_swap(
     bytes_a_row = row_bytes(files)
     target_bytes = min(target_bytes, int(FILE_ROWS * bytes_a_row))
     small = SMALL * target_bytes
-    groups: list[Group] = []
+    groups: list[FileGroup] = []
     for i, file in enumerate(files):
         n_new = arriving.get(i, 0)
         # A row that was there before replaces itself.
         n_more = max(0, n_new - min(touched.get(i, 0), file.n_rows))
         if i in touched or (n_new and file.size_bytes < small):
-            groups.append(Group((i,), (i,), file.size_bytes + int(n_more * bytes_a_row)))
+            groups.append(FileGroup((i,), (i,), file.size_bytes + int(n_more * bytes_a_row)))
         elif n_new:
-            groups.append(Group((), (i,), int(n_new * bytes_a_row)))
+            groups.append(FileGroup((), (i,), int(n_new * bytes_a_row)))
     joined = _joined(groups, files, target_bytes)
-    return [Group(g.files, g.slots, g.bytes, n_files_for(g.bytes, target_bytes)) for g in joined]
+    return [FileGroup(g.files, g.slots, g.bytes, n_files_for(g.bytes, target_bytes)) for g in joined]
 
 
-def _joined(groups: Sequence[Group], files: Sequence[BaseFile], target_bytes: int) -> list[Group]:
+def _joined(groups: Sequence[FileGroup], files: Sequence[BaseFile], target_bytes: int) -> list[FileGroup]:
     """Groups with small neighbours in them: other groups, and files that would have been kept."""
     small = SMALL * target_bytes
-    done: list[Group] = []
+    done: list[FileGroup] = []
     taken: set[int] = {i for group in groups for i in group.files}
     for group in groups:
         last = done[-1] if done else None
@@ -165,20 +165,20 @@ def _joined(groups: Sequence[Group], files: Sequence[BaseFile], target_bytes: in
             and group.bytes + files[following].size_bytes <= target_bytes
         ):
             taken.add(following)
-            done[-1] = _union(group, Group((following,), (following,), files[following].size_bytes))
+            done[-1] = _union(group, FileGroup((following,), (following,), files[following].size_bytes))
     return done
 
 
-def _union(a: Group, b: Group) -> Group:
-    return Group(a.files + b.files, tuple(sorted({*a.slots, *b.slots})), a.bytes + b.bytes)
+def _union(a: FileGroup, b: FileGroup) -> FileGroup:
+    return FileGroup(a.files + b.files, tuple(sorted({*a.slots, *b.slots})), a.bytes + b.bytes)
 
 
-def removed(files: Sequence[BaseFile], groups: Iterable[Group]) -> list[BaseFile]:
+def removed(files: Sequence[BaseFile], groups: Iterable[FileGroup]) -> list[BaseFile]:
     """The files that the groups replace."""
     return [files[i] for group in groups for i in group.files]
 
 
-def jobs(groups: Sequence[Group]) -> list[Sequence[Group]]:
+def jobs(groups: Sequence[FileGroup]) -> list[Sequence[FileGroup]]:
     """The groups in portions, each for one Spark job."""
     return [groups[i : i + MOST_GROUPS] for i in range(0, len(groups), MOST_GROUPS)]
 

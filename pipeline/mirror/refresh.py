@@ -18,6 +18,17 @@ For each table there is one of four answers, and ``what_to_do`` decides it:
   has no ranges (``pipeline.mirror.key_ranges``).
 - *swap*: the usual one, only touched files (``pipeline.mirror.swap``).
 
+An example. The manifest names LSN 500 with ``customers`` at version 7, ``orders`` at 12 and ``items`` at 4. The log is
+complete up to 900. It has nothing new of ``customers``, updates of ``orders``, and a TRUNCATE of ``items``::
+
+    table        answer     what it commits         the manifest's line
+    customers    keep       nothing                 version 7
+    orders       swap       version 13, LSN 900     version 13
+    items        rewrite    version 5, LSN 900      version 5
+
+If this process dies before the manifest's commit, readers by the manifest still get 7, 12 and 4. The next refresh, to
+950, finds in the last commit of ``orders`` that it stands at 900, and reads the log after that alone.
+
 Another mirror of the slot makes itself known in the manifest, and this one ends with Superseded at its next look. What
 it has in hand then no table takes (``pipeline.mirror.base_table``).
 

@@ -38,7 +38,7 @@ from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import write_file
-from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange, NetCounts
+from xidstream.pipeline.mirror.plan import BaseFile, FileGroup, KeyRange, NetCounts
 from xidstream.pipeline.spark.parquet_frames import parquet_frame
 from xidstream.pipeline.spark.session import UNION_PARTITIONING
 from xidstream.pipeline.spark.spark_schemas import quoted
@@ -193,7 +193,7 @@ class SlotFinder:
 
 
 def group_frame(
-    groups: Sequence[Group],
+    groups: Sequence[FileGroup],
     base: Sequence[DataFrame],
     net: DataFrame,
     key: Sequence[str],

@@ -34,7 +34,7 @@ from xidstream.pipeline.mirror.base_table import TEXT_FIELD, BaseTable
 from xidstream.pipeline.mirror.key_ranges import OWN, RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.pieces import footer_of, read_pieces
-from xidstream.pipeline.mirror.plan import BaseFile, Group, NetCounts, jobs, plan_swap
+from xidstream.pipeline.mirror.plan import BaseFile, FileGroup, NetCounts, jobs, plan_swap
 from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Swapped:
     """``paths``, relative to the table, take the place of the files of ``groups``."""
 
     paths: list[str]
-    groups: list[Group]
+    groups: list[FileGroup]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Swap:
     def _key(self) -> list[str]:
         return self.ranged.ahead_in(self.shape.key or ())
 
-    def _plan(self, files: Sequence[BaseFile], counts: NetCounts) -> list[Group]:
+    def _plan(self, files: Sequence[BaseFile], counts: NetCounts) -> list[FileGroup]:
         if counts.n_texts and not self.base.has_text:
             self.base.add_columns([TEXT_FIELD])
         return plan_swap(files, counts.touched, counts.arriving, self.file_bytes)
@@ -185,7 +185,7 @@ class Swap:
         return Swapped(paths, groups)
 
     def _write_portion(
-        self, groups: Sequence[Group], files: Sequence[BaseFile], net: DataFrame, n_keys: int
+        self, groups: Sequence[FileGroup], files: Sequence[BaseFile], net: DataFrame, n_keys: int
     ) -> list[str]:
         fields = self.base.fields
         names = [field.name for field in fields]

@@ -35,7 +35,7 @@ _CLOCK: Final = "clock-"
 """Begins the name of an object that is there to be dated."""
 
 
-class Status(NamedTuple):
+class FileStatus(NamedTuple):
     """What is known of a file or a folder. ``modified_s``: by the clock of the file system or the store."""
 
     n_bytes: int
@@ -60,14 +60,14 @@ class TableFolder:
 
     location: Location
     now_s: float
-    files: Mapping[str, Status]
-    folders: Mapping[str, Status]
+    files: Mapping[str, FileStatus]
+    folders: Mapping[str, FileStatus]
 
     @classmethod
     def listed(cls, location: Location) -> TableFolder:
         now_s = now_s_of(location)
-        files: dict[str, Status] = {}
-        folders: dict[str, Status] = {}
+        files: dict[str, FileStatus] = {}
+        folders: dict[str, FileStatus] = {}
         if not location.is_local:
             below = stored(location, "")
             files = {
@@ -144,15 +144,17 @@ class Unneeded:
         return removed
 
 
-def stored(location: Location, below: str, *, recursive: bool = True) -> dict[str, Status]:
+def stored(location: Location, below: str, *, recursive: bool = True) -> dict[str, FileStatus]:
     """The objects of a store below ``location``, by their path from there. Raises OSError."""
     infos = store_of(location).get_file_info_selector(Below(below, recursive))
     return {
-        i.path: Status(i.size or 0, i.mtime_ns / 1e9) for i in infos if i.is_file and i.mtime_ns is not None
+        i.path: FileStatus(i.size or 0, i.mtime_ns / 1e9)
+        for i in infos
+        if i.is_file and i.mtime_ns is not None
     }
 
 
-def log_files(location: Location) -> dict[str, Status]:
+def log_files(location: Location) -> dict[str, FileStatus]:
     """The files of a table's log, by name. Raises OSError."""
     if not location.is_local:
         found = stored(location, LOG, recursive=False)
@@ -191,5 +193,5 @@ def now_s_of(location: Location) -> float:
     return float(info.mtime_ns / 1e9)
 
 
-def _status(found: os.stat_result) -> Status:
-    return Status(found.st_size, found.st_mtime)
+def _status(found: os.stat_result) -> FileStatus:
+    return FileStatus(found.st_size, found.st_mtime)

@@ -89,7 +89,7 @@ def vacuum(
     Raises Superseded where another mirror has taken over: then nothing was removed that it can know. SnapshotOutdated
     where others have committed meanwhile: begin again. OSError for files.
     """
-    return vacuum_tables(DeltaTables(root, application_id), manifest, retention, check, ages)
+    return vacuum_tables(VacuumedDeltaTables(root, application_id), manifest, retention, check, ages)
 
 
 class VacuumedTables(Protocol):
@@ -162,7 +162,7 @@ def vacuum_tables(
     return vacuumed
 
 
-class DeltaTables:
+class VacuumedDeltaTables:
     """``VacuumedTables`` below ``root``."""
 
     def __init__(self, root: Location, application_id: str) -> None:

@@ -40,7 +40,7 @@ _LATE: Final = [f for f in rows.CONTRACT_FIELDS if f.name in LATE_COLUMNS]
 
 @dataclass(frozen=True)
 class CommitStamp:
-    """What is bound late. ``commit_timestamp_us`` counts from the Unix epoch, UTC."""
+    """The constants that are bound late. ``commit_timestamp_us`` counts from the Unix epoch, UTC."""
 
     commit_lsn: int
     commit_timestamp_us: int

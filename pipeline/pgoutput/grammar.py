@@ -20,6 +20,23 @@ is illegal. A table cannot hold the rules about xids, so these are in code:
 An illegal message raises IllegalTransition and changes nothing. The error tells the story: the state, the message, its
 LSN and xid, and the control messages before it.
 
+An example, in which three transactions come in turns. A block of a stream may lie between any two others, but never
+inside of one, nor inside of a plain transaction::
+
+    message                 state after it    open streams
+    S 740 (first)           IN_STREAM         740
+    E                       OUTSIDE           740
+    B 760                   IN_TRANSACTION    740            a small transaction, whole: no S before its C
+    C                       OUTSIDE           740
+    S 750 (first)           IN_STREAM         740, 750
+    E                       OUTSIDE           740, 750
+    S 740 (not first)       IN_STREAM         740, 750
+    E                       OUTSIDE           740, 750
+    A 740/741               OUTSIDE           740, 750       a savepoint: 740 goes on
+    A 750/750               OUTSIDE           740
+    S 750 (not first)       illegal           740            "it continues a stream that is not open"
+    c 740                   OUTSIDE           none
+
 The cutter is the caller. ``on_control`` takes the messages that lead to another state: B, C, S, E, c, A, b, P, K, r, p,
 and also an origin. ``check`` is asked about the others. Rows mostly come without any call, because compiled loops take
 them. ``table`` gives these loops what they must know of the order, so that it is written down only here. A Grammar

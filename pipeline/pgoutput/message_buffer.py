@@ -61,7 +61,7 @@ open."""
 _FIRST_MESSAGES: Final = 1024
 _FAST_GROWTH_BYTES: Final = 512 << 10
 _MOST_NEXT_BYTES: Final = 256 << 20
-"""What comes after a giant row gets no room for another: it would not be looked at, and a giant is a block alone."""
+"""A row after a giant one gets no room for another giant: it would not be looked at, and a giant is a block alone."""
 _NO_PAYLOAD: Final = np.empty(0, np.uint8)
 _NO_LENGTHS: Final = np.empty(0, np.int32)
 

@@ -220,7 +220,7 @@ def parse_rollback_prepared(data: Buffer, *, lsn: Lsn, offset: int = 0) -> Rollb
 
 
 def _prepare_fields(data: Buffer, offset: int, kind: MessageType, lsn: Lsn) -> tuple[Lsn, Lsn, int, Xid, str]:
-    """What P, p and K have in common."""
+    """The fields that P, p and K have in common."""
     (flags, own_lsn, end_lsn, time, xid), gid = _with_gid(data, offset, _PREPARE, kind, lsn)
     _no_flags(flags, kind, lsn)
     return lsn_of(own_lsn), lsn_of(end_lsn), time + _UNIX, xid_of(xid), gid

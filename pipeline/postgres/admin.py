@@ -357,7 +357,7 @@ def settled_flush_lsn(dsn: Dsn, timeout_s: float = 2.0) -> Lsn:
 
 
 def stream_stats(dsn: Dsn, slot: str) -> StreamStats | None:
-    """None where the server has no such statistics (before 14), or none of this slot."""
+    """The slot's statistics; None where the server has none of it, or is older than 14."""
     with sql_connection(dsn, f"statistics of slot {slot}") as connection:
         if connection.info.server_version < PG14:
             return None

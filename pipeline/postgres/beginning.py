@@ -49,7 +49,7 @@ NO_RECORD = "no record of slot"
 
 @dataclass(frozen=True)
 class SinkHolds:
-    """What a sink that remembers says of the slot. ``owner``: the number of the last run that wrote to it, 0 for none.
+    """The slot as a sink that remembers knows it. ``owner``: the number of the last run that wrote to it, 0 for none.
     ``commit_lsn``: of the last transaction that it holds whole; 0/0 if it holds none."""
 
     owner: int
@@ -62,7 +62,7 @@ class SinkHolds:
 
 @dataclass(frozen=True)
 class Witnesses:
-    """What is known of a slot without a record. The defaults are those of a witness that knows nothing.
+    """The known facts of a slot without a record. The defaults are those of a witness that knows nothing.
 
     ``slot_lsn``: up to where the slot is confirmed; None where there is no slot. ``n_decoded``: how many transactions
     of it the server has decoded. ``two_phase_at``: from where on it decodes PREPARE. ``n_left_behind``: objects below
@@ -80,14 +80,15 @@ class Witnesses:
 
     @property
     def anew_lsn(self) -> Lsn:
-        """What a person repeats to begin anew: where the slot is, or where the sink ends if there is no slot."""
+        """The position that a person repeats to begin anew: where the slot is, or where the sink ends if there is no
+        slot."""
         if self.slot_lsn is not None:
             return self.slot_lsn
         return INVALID_LSN if self.sink is None else self.sink.commit_lsn
 
 
 class BeginningVerdict(enum.Enum):
-    """What a run does with a storage that has no record of its slot."""
+    """The answer of a run to a storage that has no record of its slot."""
 
     FIRST = "first"  # nobody knows of an earlier run
     ANEW = "anew"  # somebody does, and a person wants to begin all the same
@@ -113,7 +114,7 @@ def verdict(slot: str, storage: str, witnesses: Witnesses, begin_anew: Lsn | Non
 
 
 def contradictions(witnesses: Witnesses) -> list[str]:
-    """What speaks against a first run, each as a clause for people."""
+    """The reasons against a first run, each as a clause for people."""
     found = []
     slot_lsn, begun, sink = witnesses.slot_lsn, witnesses.begun, witnesses.sink
     if slot_lsn is not None and begun is not None and slot_lsn > begun.lsn:

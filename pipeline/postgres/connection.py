@@ -99,13 +99,20 @@ class ReplicationConnection:
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
         self._doing = f"slot {settings.slot}"
+        """The beginning of each error's text."""
         self._notices: deque[ServerReport] = deque(maxlen=_MAX_NOTICES)
+        """The server's last notices, for the error that may follow them."""
         self._streaming = False
+        """Whether START_REPLICATION was answered and the stream has not ended."""
         self._tls_rest = False
+        """Whether OpenSSL may hold bytes that the socket does not show."""
         self._connection = connect(settings.login, replication="database")
+        """psycopg's connection, which keeps ``pgconn`` alive."""
         self.pgconn = self._connection.pgconn
+        """libpq's connection, which the compiled loop reads."""
         self.pgconn.notice_handler = self._take_notice
         self.server_version = self.pgconn.server_version
+        """``server_version_num``, read at the login."""
         # Now, because others ask for it on other threads, and a connection that was closed meanwhile does not tell it.
         self.server_options: dict[str, str] = {
             name: value.decode()
@@ -113,6 +120,7 @@ class ReplicationConnection:
             if (value := getattr(self.pgconn, name))
         }
         self._poll = select.poll()
+        """Waits for the socket."""
         self._poll.register(self.pgconn.socket, select.POLLIN)
         try:
             join_rows(self.pgconn.socket)

@@ -35,7 +35,7 @@ _NEW_SNAPSHOT = "take a new snapshot of the tables, with a new slot and another 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the storage knows of a slot."""
+    """The storage's record of a slot."""
 
     confirmed_lsn: Lsn | None
     timeline: int | None

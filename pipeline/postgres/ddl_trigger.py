@@ -208,7 +208,7 @@ class Installed:
 
 
 def installed(connection: psycopg.Connection[Any]) -> Installed:
-    """What is there now. Needs no rights. Errors are psycopg's."""
+    """The triggers that are there now. Needs no rights. Errors are psycopg's."""
     row = connection.execute(_INSTALLED.encode()).fetchone()
     assert row is not None
     source, comment, is_safe, events, is_enabled, mark = row

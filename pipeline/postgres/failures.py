@@ -113,7 +113,7 @@ class _Rule:
     function: str | None = None
     """A regular expression over the source function or the message's text; None: always."""
     because: str | None = None
-    """What is said of a PoisonedChange in place of the server's text."""
+    """The text of a PoisonedChange, in place of the server's."""
 
 
 TOO_LARGE: Final = "more bytes than the server can send in one message: 1 GB, and twice the bytes of a bytea"
@@ -221,7 +221,7 @@ _TLS_REFUSED: Final = (
     r"|no shared cipher|no ciphers available|alert handshake failure|key too small|too weak"
     r"|alert (bad|unsupported|revoked|expired|unknown) certificate|unrecognized name"
 )
-"""What both sides would say again."""
+"""Failures that would come again at the next attempt."""
 
 _TLS_CUT: Final = "the connection was cut while TLS was agreed on"
 _REMEDY_TLS_CUT: Final = (

@@ -40,7 +40,7 @@ class Login:
 
 
 Dsn: TypeAlias = "Login | str"
-"""What functions take that connect."""
+"""The argument of functions that connect."""
 
 
 def login_of(config: Config) -> Login:

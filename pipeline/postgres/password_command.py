@@ -50,8 +50,8 @@ def password_from(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
     finally:
         _end(process)
     if status:
-        told = f"exit status {status}" if status > 0 else f"signal {-status}"
-        raise PasswordCommandFailed(f"password_command failed with {told} (what it wrote is withheld)")
+        ending = f"exit status {status}" if status > 0 else f"signal {-status}"
+        raise PasswordCommandFailed(f"password_command failed with {ending} (what it wrote is withheld)")
     return _password(written)
 
 

@@ -224,10 +224,10 @@ def _check_operations(connection: psycopg.Connection[Any], names: Sequence[str])
             left_out.setdefault(", ".join(missing), []).append(table_label(schema, table))
     if not left_out:
         return Finding.ok("operations", "inserts, updates, deletes and truncates are published")
-    told = "; ".join(f"no {missing} of {enumerate_names(tables)}" for missing, tables in left_out.items())
+    listed = "; ".join(f"no {missing} of {enumerate_names(tables)}" for missing, tables in left_out.items())
     return Finding.warning(
         "operations",
-        f"the publications leave operations out: {told}",
+        f"the publications leave operations out: {listed}",
         "if all changes are wanted: ALTER PUBLICATION … SET (publish = 'insert, update, delete, truncate'); what "
         "was changed before that is not sent",
     )
@@ -273,11 +273,11 @@ def _check_generated(
             left_out.setdefault(table_label(schema, table), []).append(column)
     if not left_out:
         return []
-    told = "; ".join(f"{enumerate_names(columns)} of {table}" for table, columns in left_out.items())
+    listed = "; ".join(f"{enumerate_names(columns)} of {table}" for table, columns in left_out.items())
     return [
         Finding.warning(
             "generated_columns",
-            f"generated columns are not published, and do not arrive: {told}",
+            f"generated columns are not published, and do not arrive: {listed}",
             "if they are wanted: ALTER PUBLICATION … SET (publish_generated_columns = stored), which sends those that "
             "are STORED; a virtual one is to be computed in the sink"
             if version >= PG18

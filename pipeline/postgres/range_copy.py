@@ -141,7 +141,7 @@ def _as_text(name: str) -> str:
     return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN pg_catalog.concat({name}) END"
 
 
-def told(task: RangeTask) -> str:
+def range_text(task: RangeTask) -> str:
     """A range for people, in messages."""
     pages = task.range
     end = "the end" if pages.end_page is None else f"page {pages.end_page}"
@@ -173,7 +173,7 @@ def failure_of(report: ServerReport, doing: str) -> XidstreamError:
 
 
 class Frame:
-    """What COPY's binary format has before the first row and after the last one."""
+    """The bytes of COPY's binary format before the first row and after the last one."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
@@ -208,14 +208,22 @@ class RangeCopy:
 
     def __init__(self, dsn: Dsn) -> None:
         self._connection = connect(dsn)
+        """psycopg's connection, which keeps ``_pgconn`` alive."""
         self._pgconn = self._connection.pgconn
+        """libpq's connection, which the compiled loop reads."""
         self._loop = RowLoop.of(self._pgconn)
+        """Gathers rows from ``_pgconn``."""
         self._poll = select.poll()
+        """Waits for the socket."""
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._payload = _NO_ROWS
+        """``uint8``: the rows of the block that is being gathered. The caller sees it until the next block."""
         self._lengths = np.empty(0, np.int32)
+        """``int32[BLOCK_ROWS]``: their lengths. It is made at the first block."""
         self._cancelled = threading.Event()
+        """Set by ``cancel``, on any thread."""
         self._closing = threading.Lock()
+        """Held while the connection is closed or cancelled, so that libpq's struct is there for both."""
         try:
             self._configure()
         except BaseException:
@@ -248,7 +256,7 @@ class RangeCopy:
 
         Raises PoisonedChange for what the server cannot send, TableUnreadable, ConnectionLost, and
         ComponentLost after ``cancel``."""
-        doing = told(task)
+        doing = range_text(task)
         statement = copy_statement(task, as_text)
         result = self._execute(statement, doing, until=pq.ExecStatus.COPY_OUT)
         if result.status != pq.ExecStatus.COPY_OUT:

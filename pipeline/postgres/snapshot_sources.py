@@ -166,9 +166,9 @@ def survey_unless_locked(
     try:
         return survey(connection, publications, lock_timeout_ms=_LOCK_TIMEOUT_MS, column_names=column_names)
     except psycopg.errors.LockNotAvailable:
-        told = f"a published table with a row filter is locked, by one of: {describe_lockers(connection)}"
+        message = f"a published table with a row filter is locked, by one of: {describe_lockers(connection)}"
         remedy = "no snapshot is planned until the lock is gone: end the session that has it, or wait"
-        raise SnapshotInterrupted(told, remedy=remedy) from None
+        raise SnapshotInterrupted(message, remedy=remedy) from None
 
 
 def measured(connection: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:

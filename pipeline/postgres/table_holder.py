@@ -122,13 +122,19 @@ class TableHolder:
         self._dsn = dsn
         self._column_names = column_names
         self._wal_end = _REPLAYED if of_standby else _INSERTED
+        """The function that tells where the WAL ends: inserted on a primary, replayed on a standby."""
         self._publications = tuple(publications)
+        """The publications whose tables may be held."""
         self._sessions: dict[int, psycopg.Connection[Any]] = {}
+        """By relid: the session whose transaction holds the table's snapshot."""
         self._waiting: dict[int, tuple[Blocker, ...]] = {}
+        """By relid: the writers that ``hold`` waits for now."""
         self._wanted: dict[int, object] = {}
         """By relid: the call of ``hold`` that counts. A release, or a later call, takes its place."""
         self._guard = threading.Lock()
+        """Guards the dictionaries, which several threads use."""
         self._closed = threading.Event()
+        """Set by ``close``: every wait ends."""
 
     def hold(
         self,
@@ -405,7 +411,7 @@ def take(
     rewritten = [leaf for leaf in source.leaves if leaf.relid not in (in_place or ())]
     if rewritten:
         raise SnapshotInterrupted(
-            f"table {_told(rewritten[0])} was rewritten or dropped as its snapshot was taken"
+            f"table {_leaf_text(rewritten[0])} was rewritten or dropped as its snapshot was taken"
         )
     xmin, xmax, xip = snapshot.split(":")
     return name, SnapshotBounds(
@@ -425,5 +431,5 @@ def _definition(source: PublishedSource) -> tuple[object, ...]:
     return source.relation, source.attnums, source.published_as, source.row_filter, source.left_out, leaves
 
 
-def _told(leaf: Leaf) -> str:
+def _leaf_text(leaf: Leaf) -> str:
     return table_label(leaf.schema, leaf.table)

@@ -219,18 +219,18 @@ def _compare(config: Config, layout: Layout, login: Login, sink: SinkHolds) -> l
         record, begun = read_progress(storage, layout), read_beginning(storage, layout)
         if record is not None:
             check_sink(config.slot, record.held_lsn, sink, begun, anew_lsn(config))
-            told = gap_text(config.slot, lsns) if (lsns := gap(begun, sink)) else None
+            message = gap_text(config.slot, lsns) if (lsns := gap(begun, sink)) else None
             if lsns := unseen(begun, sink, record.delivered_lsn):
-                told = unseen_text(config.slot, lsns)
+                message = unseen_text(config.slot, lsns)
         else:
             witnesses = witnesses_of(storage, layout, login, describe_slot(login, config.slot), sink)
             judged = judge(config, storage, witnesses)
             is_gap = judged is BeginningVerdict.ANEW and witnesses.slot_lsn is not None
             lsns = gap(Beginning(witnesses.anew_lsn), sink) if is_gap else None
-            told = gap_text(config.slot, lsns) if lsns else None
+            message = gap_text(config.slot, lsns) if lsns else None
     except XidstreamError as error:
         return [Finding.of_error("record", error)]
-    return [] if told is None else [Finding.warning("gap", told, SNAPSHOTS)]
+    return [] if message is None else [Finding.warning("gap", message, SNAPSHOTS)]
 
 
 def _parked_tables(config: Config, connection: ReplicationConnection) -> list[Finding]:

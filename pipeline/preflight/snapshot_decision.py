@@ -25,7 +25,7 @@ from xidstream.pipeline.storage.storage import Storage
 
 @dataclass(frozen=True)
 class _Case:
-    """What a decision is made from, and what it is."""
+    """A decision, and the facts that it is made from."""
 
     storage: Storage
     layout: Layout
@@ -40,7 +40,7 @@ def would_take_snapshots(config: Config, connection: ReplicationConnection) -> b
 
 
 def decide_snapshots(config: Config, connection: ReplicationConnection) -> Decision:
-    """What is decided, now on record. Raises as ``would_take_snapshots``."""
+    """The decision, which is on record now. Raises as ``would_take_snapshots``."""
     case = _case(config, connection)
     kept = None if case.creates_slot else case.recorded
     published = {} if kept is None else kept.published

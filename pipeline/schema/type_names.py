@@ -35,7 +35,7 @@ def _numeric(modifier: int) -> str:
 
 
 def _interval(modifier: int) -> str:
-    """Its precision; fields such as ``year to month`` are left out."""
+    """The type's precision; fields such as ``year to month`` are left out."""
     return f"({modifier & 0xFFFF})" if modifier >= 0 and modifier & 0xFFFF != 0xFFFF else ""
 
 

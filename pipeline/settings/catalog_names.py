@@ -26,7 +26,7 @@ class CatalogName:
 
     @classmethod
     def parse(cls, text: str) -> CatalogName | None:
-        """None for an empty text. Raises ConfigError."""
+        """The catalog that the text names; None for an empty text. Raises ConfigError."""
         if not text:
             return None
         kind, _, database = text.partition(":")

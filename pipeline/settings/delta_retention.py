@@ -88,11 +88,11 @@ DEFAULT_RETENTION: Final = DeltaRetention()
 def kept_files_s(found: Mapping[str, str | None]) -> float | None:
     """Seconds for which the files stay that a commit removed, by what the table has of the run's setting or of a
     person's; for who does not know the setting. None for a time that is not understood here."""
-    told = found.get(REMOVED_FILES)
-    if told is None:
+    interval = found.get(REMOVED_FILES)
+    if interval is None:
         return DEFAULT_RETENTION.files_h * 3600.0
-    seconds = _interval_s(told)
-    is_ours = told == json.loads(found.get(RECORDED) or "{}").get(REMOVED_FILES)
+    seconds = _interval_s(interval)
+    is_ours = interval == json.loads(found.get(RECORDED) or "{}").get(REMOVED_FILES)
     return seconds / 2 if seconds is not None and is_ours else seconds
 
 

@@ -52,7 +52,7 @@ def check_mode(text: str) -> None:
 
 
 def choose(mode: str) -> None:
-    """What ``Storage`` writes from now on in this process has this mode."""
+    """Give this mode to all files that ``Storage`` writes from now on in this process."""
     global _chosen
     _chosen = int(mode, 8)
 

@@ -36,7 +36,7 @@ _REMEDY: Final = (
 
 BatchFunction = Callable[[SparkBatch], Any]
 SegmentFault = Callable[[Exception], "StorageFault | None"]
-"""What is wrong with a segment of the batch, if that is why an action failed."""
+"""The fault of a segment of the batch, if that is why an action failed."""
 
 
 def resolve(spec: str) -> BatchFunction:

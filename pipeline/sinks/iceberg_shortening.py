@@ -24,15 +24,15 @@ from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_li
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
-from xidstream.pipeline.iceberg.log_reading import TableSnapshot
+from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.sinks.shortened_tables import ShortenedTable
 
 
 class IcebergShortenedTable(ShortenedTable):
-    """``table`` as it was opened, until it is committed to. ``check_plain`` and ``files`` raise as ``TableSnapshot``:
-    one that cannot be read is left alone, and holds up no other."""
+    """``table`` as it was opened, until it is committed to. ``check_plain`` and ``files`` raise as
+    ``IcebergTableSnapshot``: one that cannot be read is left alone, and holds up no other."""
 
     def __init__(self, table: IcebergTable) -> None:
         super().__init__(table)
@@ -40,7 +40,7 @@ class IcebergShortenedTable(ShortenedTable):
 
     @cached_property
     def _log(self) -> IcebergLogTable:
-        return IcebergLogTable(TableSnapshot(self._table))
+        return IcebergLogTable(IcebergTableSnapshot(self._table))
 
     def check_plain(self) -> None:
         self._log.check_plain()

@@ -109,15 +109,16 @@ class _Folded:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a table's log is cut by. ``cut``: without a new fold. ``upto``: no cut goes further. ``told``: the fold that
-    the log has. ``wanted``: what the retention asks for. ``base``: of the newest base table; None without one."""
+    """The cut of one table's log. ``cut``: without a new fold. ``upto``: no cut goes further. ``known_fold``: the
+    fold that the log has. ``wanted``: what the retention asks for. ``base``: of the newest base table; None without
+    one."""
 
     files: list[LogFile]
     stretches: list[Stretch]
     has_base: bool
     cut: int
     upto: int
-    told: LogFold | None
+    known_fold: LogFold | None
     wanted: int
     base: int | None
 
@@ -152,7 +153,7 @@ class LogShortening:
         self._retention = retention
         self._is_being_taken = is_being_taken
         self._get_session = get_session
-        self._told: set[tuple[str, str]] = set()
+        self._announced: set[tuple[str, str]] = set()
 
     def shorten(self) -> None:
         """Cut each table as far as it goes, and then ``_transactions``."""
@@ -216,7 +217,7 @@ class LogShortening:
                     if folded is not None:
                         continue  # the table went on meanwhile
                 cut = plan.cut if folded is None else folded.fold.lsn
-                fold_at = 0 if plan.told is None else plan.told.lsn
+                fold_at = 0 if plan.known_fold is None else plan.known_fold.lsn
                 held[name] = self._held(name, plan, needed, fold_at)
                 gone = removable(plan.files, plan.stretches, cut, fold_at) if cut > before else []
                 if not gone:
@@ -237,7 +238,7 @@ class LogShortening:
                 self._discard(key, name, folded.directory)
 
     def _held(self, name: str, plan: _Plan, consumers: Mapping[str, int], fold: int) -> Mapping[str, int]:
-        could_not = any(table == name for table, _ in self._told)
+        could_not = any(table == name for table, _ in self._announced)
         return held_back(
             plan.files, plan.stretches, plan.wanted, plan.base, consumers, fold, may_fold=not could_not
         )
@@ -262,7 +263,7 @@ class LogShortening:
         latest: int,
         consumed: Mapping[str, int],
     ) -> _Plan | None:
-        """None where the table waits, or is left alone."""
+        """The plan of one table; None where it waits, or is left alone."""
         retention = self._retention.of(name)
         if retention.keeps_all or self._is_being_taken(key):
             return None
@@ -275,17 +276,19 @@ class LogShortening:
         generations, lines = log.generations().get(name, []), self._lines(name)
         if not self._knows_its_snapshot(writer, generations):
             return None
-        files, told = _files(writer, "_commit_lsn"), fold_of(writer.watermark, self._slot)
+        files, known_fold = _files(writer, "_commit_lsn"), fold_of(writer.watermark, self._slot)
         wanted = min(latest, self._wanted(retention, files, lines))
         base = max((line.lsn for line in lines), default=None)
         needed = [*consumed.values(), *([] if base is None else [base])]
         there = list(lines)
         while True:
-            stretches = stretches_of(generations, [(line.place, line.lsn) for line in there], told)
+            stretches = stretches_of(generations, [(line.place, line.lsn) for line in there], known_fold)
             missing = self._missing_base(wanted, stretches, there)
             if missing is None:
                 cut = cut_for(wanted, stretches, needed)
-                return _Plan(files, stretches, bool(lines), cut, min([wanted, *needed]), told, wanted, base)
+                return _Plan(
+                    files, stretches, bool(lines), cut, min([wanted, *needed]), known_fold, wanted, base
+                )
             there.remove(missing)
 
     def _fold(self, log: SlotLog, writer: ShortenedTable, name: str, key: str, plan: _Plan) -> _Folded | None:
@@ -325,8 +328,8 @@ class LogShortening:
     def _tell_forgotten(self, consumers: Sequence[ConsumerPosition], latest: int) -> None:
         now = _now()
         for each in consumers:
-            if each.is_forgotten(latest, now) and ("", each.name) not in self._told:
-                self._told.add(("", each.name))
+            if each.is_forgotten(latest, now) and ("", each.name) not in self._announced:
+                self._announced.add(("", each.name))
                 text = (
                     f"the change log is kept behind {each.lsn} for consumer {each.name}, which has told nothing for "
                     f"{human_s(each.age_s(now))}: `xidstream consumer remove --name {each.name}` if it is gone"
@@ -335,9 +338,9 @@ class LogShortening:
 
     def _tell(self, name: str, kind: str, reason: str) -> None:
         """Once for each kind of failure. It is tried again at each turn."""
-        if (name, kind) in self._told:
+        if (name, kind) in self._announced:
             return
-        self._told.add((name, kind))
+        self._announced.add((name, kind))
         text = (
             f"the change log of table {name} is cut at its snapshots and base tables alone, for its rows at the cut "
             f"could not be folded: {reason}"

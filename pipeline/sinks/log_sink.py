@@ -7,7 +7,7 @@ confirm. In between, for each table: its watermark (the commit LSN up to which i
 snapshot. Segments above it that are Parquet in the table's layout already get a name in the table
 (``pipeline.log_tables.segment_links``). All other rows above it are written to Parquet files, by the driver or by
 Spark's executors (``pipeline.sinks.written_rows``). These names and files are committed on that snapshot with the new
-watermark (``LogTable.commit``). A crash anywhere leaves each table at a watermark of its own; the replay,
+watermark (``LogTableWriter.commit``). A crash anywhere leaves each table at a watermark of its own; the replay,
 however its batches are cut, writes to each what it lacks. A reader bounded by the greatest ``commit_lsn`` of
 ``_transactions`` never sees a torn transaction, because that is committed after all the tables. Where the format
 commits several tables in one step (``LogTables.together``), all these commits are one, and no reader sees a torn
@@ -60,8 +60,8 @@ from xidstream.pipeline.log_tables.columns import Conform, Placement, TableColum
 from xidstream.pipeline.log_tables.log_table import (
     MAX_VERSION,
     NOTHING,
-    LogTable,
     LogTables,
+    LogTableWriter,
     SnapshotOutdated,
     TableCommit,
 )
@@ -107,16 +107,25 @@ class LogSink:
         self._tables = tables
         self._beside = beside
         self._application_id = identity.application_id
+        """Under this name tables keep the watermark of the slot."""
         self._messages_id = f"{identity.application_id}/messages"
+        """Logical messages outside of transactions have a watermark of their own, under this name."""
         self._ownership: Ownership | None = None
+        """The run that this sink commits for, and its checks; None before ``claim``, when tables are only looked at."""
         self._writers = WriterCache(tables.kept_handles)
+        """The tables that were opened, kept from batch to batch."""
         self._guarded = Guard(self._writers, tables.title)
+        """Turns what a table raises into errors of ours, and forgets the table then."""
         self._threads: ThreadPoolExecutor | None = None
+        """Write several tables at a time; None when the sink is not open."""
         self._links = SegmentLinks()
+        """Gives segments to tables as their files."""
         self._snapshot_log: SnapshotLog | None = None
+        """The snapshots' commits; None before ``claim``."""
         self._n_mark_commits = 0
         """The commits of its marks that the handle on ``_transactions`` has read."""
         self._session: GetSession | None = None
+        """Starts the Spark session where a batch needs one; None when the sink is not open."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._tables.root})"
@@ -298,7 +307,7 @@ class LogSink:
     def _link_segments(
         self, parts: TableParts, placements: list[Placement], batch: SinkBatch, target: WriteTarget
     ) -> tuple[list[WrittenFile], TableParts]:
-        """What needed only a name in the table, and what is left to write."""
+        """The segments that needed only a name in the table, and the parts that are left to write."""
         try:
             return self._links.give(parts, placements, target, batch.storage, self._tables.rules)
         except SegmentCorrupt:
@@ -310,7 +319,7 @@ class LogSink:
 
     # -- opening tables --------------------------------------------------------------------------------
 
-    def _writer(self, key: str, label: str) -> LogTable | None:
+    def _writer(self, key: str, label: str) -> LogTableWriter | None:
         """The table's, checked when it is opened; None where there is no table."""
         writer = self._writers.get(key)
         if writer is None:
@@ -319,7 +328,7 @@ class LogSink:
                 self._check(writer)
         return writer
 
-    def _check(self, writer: LogTable) -> None:
+    def _check(self, writer: LogTableWriter) -> None:
         if self._ownership is not None:  # before `claim` tables are only looked at
             self._ownership.check(writer)
 
@@ -333,7 +342,7 @@ class LogSink:
         writer = self._own_table(locations.TRANSACTIONS, TRANSACTIONS_SCHEMA)
         self._ownership.check_repeated(writer, batch.transaction_rows)
 
-    def _check_repeated_rows(self, writer: LogTable, parts: TableParts, batch: SinkBatch) -> None:
+    def _check_repeated_rows(self, writer: LogTableWriter, parts: TableParts, batch: SinkBatch) -> None:
         """Check the repeated rows of a table that a crash left ahead of ``_transactions``. These name it also where its
         rows were left out. That may be so after every park, because a parked table may have another name by then."""
         assert self._ownership is not None
@@ -349,7 +358,7 @@ class LogSink:
 
     # -- the driver's own tables -----------------------------------------------------------------------
 
-    def _own_table(self, key: str, schema: pa.Schema) -> LogTable:
+    def _own_table(self, key: str, schema: pa.Schema) -> LogTableWriter:
         writer = self._writers.get(key)
         if writer is None:
             columns = [TableColumn(f.name, f.type, f.name) for f in schema]
@@ -386,8 +395,10 @@ class LogSink:
         ddl.clear()
 
         def take_ddl(rows: pa.RecordBatch) -> None:
-            told = (rows[name].to_pylist() for name in ("commit_lsn", "content", "xid"))
-            ddl.extend(read for each in zip(*told, strict=True) if (read := read_ddl(*each)) is not None)
+            message_columns = (rows[name].to_pylist() for name in ("commit_lsn", "content", "xid"))
+            ddl.extend(
+                read for each in zip(*message_columns, strict=True) if (read := read_ddl(*each)) is not None
+            )
 
         pieces = message_pieces(batch.message_batches(take_ddl))
         first = next(pieces, None)
@@ -407,7 +418,7 @@ class LogSink:
             watermarks[self._messages_id] = moved.get(self._messages_id, watermarks[self._messages_id])
         return TableCommit(writer, files.close(), moved, self._marks, "lsn") if moved else None
 
-    def _own_files(self, writer: LogTable, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
+    def _own_files(self, writer: LogTableWriter, schema: pa.Schema, lsn_column: str) -> ParquetFiles:
         job = f"data-{uuid.uuid4().hex}-driver"
         return ParquetFiles(writer.location, job, schema, lsn_column, writer.ranged)
 

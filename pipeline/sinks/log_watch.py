@@ -47,7 +47,7 @@ _FAILURES: Final = (OSError, DeltaError, XidstreamError)
 
 @dataclass(frozen=True)
 class _Reach:
-    """What is left of the log. ``oldest`` and ``cut`` as ``LogPart`` has them."""
+    """The rest of the log that its shortening has left. ``oldest`` and ``cut`` as ``LogPart`` has them."""
 
     oldest: Lsn | None
     cut: Lsn | None
@@ -75,12 +75,19 @@ class LogWatch:
         self._slot = application_id
         self._clock = clock
         self._lock = threading.Lock()
+        """Guards what follows."""
         self._thread: threading.Thread | None = None
+        """Looks at the log, beside the batches; None before the first look."""
         self._looked_s: float | None = None
+        """When the last look began, on ``clock``; None before the first."""
         self._seen: _Seen | None = None
+        """The findings of the last look that succeeded; None before that."""
         self._error: str | None = None
+        """Why the last look failed; None where it did not."""
         self._held: Mapping[str, int] | None = None
+        """By consumer, what keeps the log from being cut, as the last shortening found it; None before that."""
         self._is_cut_anew = True
+        """Whether the log was shortened since it was looked at."""
 
     def shortened(self, held: Mapping[str, int]) -> None:
         """The retention has had its turn. ``held``: by the name of a consumer, the bytes that it holds back."""
@@ -88,7 +95,7 @@ class LogWatch:
             self._held, self._is_cut_anew = held, True
 
     def part(self) -> LogPart | None:
-        """What is known; None before the first look has ended."""
+        """The last look's findings; None before the first look has ended."""
         with self._lock:
             is_due = self._looked_s is None or self._clock() - self._looked_s >= LOOK_S
             if is_due and (self._thread is None or not self._thread.is_alive()):

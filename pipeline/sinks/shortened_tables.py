@@ -26,14 +26,14 @@ from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.log_table import LogTable
+from xidstream.pipeline.log_tables.log_table import LogTableWriter
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 
 
 class ShortenedTable(ABC):
     """One table of the log. ``writer``: the table, as whoever checks its owner takes it."""
 
-    def __init__(self, writer: LogTable) -> None:
+    def __init__(self, writer: LogTableWriter) -> None:
         self.writer = writer
         self.location: Location = writer.location
 
@@ -66,7 +66,7 @@ class ShortenedTable(ABC):
         marks: Mapping[str, int] = MappingProxyType({}),
         removed: Sequence[str],
     ) -> None:
-        """Remove these files and append ``files``, as ``LogTable.commit`` appends. Raises SnapshotOutdated where
+        """Remove these files and append ``files``, as ``LogTableWriter.commit`` appends. Raises SnapshotOutdated where
         somebody else has committed what matters since the snapshot."""
 
 

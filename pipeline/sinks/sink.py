@@ -79,7 +79,7 @@ class Sink(Protocol):
         """Once, after the last batch or a failure. Never raises for a session that is gone."""
 
 
-ToldGenerations = Mapping[tuple[str, int, Lsn], tuple["GenerationState", str]]
+RecordedGenerations = Mapping[tuple[str, int, Lsn], tuple["GenerationState", str]]
 """The state of each generation, by table, number and place, and the reason why one has ended."""
 
 
@@ -118,8 +118,9 @@ class SinkType(ABC):
         none. Raises ConfigError, StorageFault."""
         return 0, INVALID_LSN
 
-    def told(self) -> ToldGenerations | None:
-        """What it says of snapshots now, without a run; None for one that keeps nothing. Raises as ``holds``."""
+    def recorded_generations(self) -> RecordedGenerations | None:
+        """The generations that the sink records now, without a run; None for one that keeps nothing. Raises as
+        ``holds``."""
         return None
 
 

@@ -34,7 +34,7 @@ from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.log_table import LogTable, LogTables
+from xidstream.pipeline.log_tables.log_table import LogTables, LogTableWriter
 from xidstream.pipeline.log_tables.segment_links import how_segments_reach
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import table_label
@@ -57,7 +57,7 @@ _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
 
 @dataclass(frozen=True)
 class ServerSide:
-    """What a sink is compared with: the server's history, and the published tables.
+    """The other side that a sink is compared with: the server's history, and the published tables.
 
     ``tenure`` is called when the tables are open, because another run may write to them: what they hold is older than
     the end of the WAL that is read after that. ``compare`` is given the number of the last run that wrote to them and
@@ -308,7 +308,7 @@ def check_tables(
     tables = () if server is None else server.tables
     named += [(root.key_of(*name), table_label(*name)) for name in tables[:MOST_TABLES]]
 
-    def opened(one: tuple[str, str]) -> LogTable | None:
+    def opened(one: tuple[str, str]) -> LogTableWriter | None:
         return root.open(*one)
 
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -321,7 +321,7 @@ def check_tables(
     ownership = Ownership(application_id, f"{application_id}/messages", root.root, server.tenure())
     for writer in found:
         ownership.check(writer)
-    findings = [Finding.ok("sink_tables", _told(found, application_id))]
+    findings = [Finding.ok("sink_tables", _holdings_text(found, application_id))]
     own = next((writer for writer in found if writer.label == locations.TRANSACTIONS), None)
     if own is not None:
         ownership.check_server(own, slots)
@@ -337,7 +337,7 @@ def check_tables(
     return findings
 
 
-def _told(writers: Sequence[Any], application_id: str) -> str:
+def _holdings_text(writers: Sequence[Any], application_id: str) -> str:
     held = {writer.label: writer.watermark(application_id) for writer in writers}
     last = held.get(locations.TRANSACTIONS, 0)
     n = len(held.keys() - {locations.TRANSACTIONS, locations.MESSAGES})

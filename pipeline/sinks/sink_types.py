@@ -1,4 +1,4 @@
-"""What each kind of sink does with the setting after its colon. ``pipeline.settings.sink_kinds`` names the classes.
+"""The work of each kind of sink with the setting after its colon. ``pipeline.settings.sink_kinds`` names the classes.
 
 Nothing heavy is imported before a method needs it: the command line and the reader ask these, too.
 """
@@ -14,7 +14,7 @@ from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.settings.sink_settings import SinkSettings
-from xidstream.pipeline.sinks.sink import Sink, SinkType, ToldGenerations
+from xidstream.pipeline.sinks.sink import RecordedGenerations, Sink, SinkType
 
 if TYPE_CHECKING:
     from xidstream.pipeline.iceberg.catalogs import IcebergPlace
@@ -52,7 +52,7 @@ class DeltaType(SinkType):
 
         return held_by_delta(self.argument, application_id)
 
-    def told(self) -> ToldGenerations:
+    def recorded_generations(self) -> RecordedGenerations:
         from xidstream.pipeline.delta.delta_tables import DeltaTables
         from xidstream.pipeline.log_tables.generation_lines import generation_states
 
@@ -96,7 +96,7 @@ class IcebergType(SinkType):
         with closing(self._tables()) as tables:
             return held_by(tables, application_id)
 
-    def told(self) -> ToldGenerations:
+    def recorded_generations(self) -> RecordedGenerations:
         from xidstream.pipeline.log_tables.generation_lines import generation_states
 
         with closing(self._tables()) as tables:

@@ -1,4 +1,4 @@
-"""What sinks that keep nothing themselves have in common: the console's, and a user's function."""
+"""The common part of sinks that keep nothing themselves: the console's, and a user's function."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StatelessSink:
         raise Unsupported("this sink takes no snapshots of tables")
 
     def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
-        """Nobody had a snapshot."""
+        """Nothing is to be done: these sinks were given no snapshot."""
 
     def write_snapshot(self, batch: SnapshotBatch) -> None:
         raise Unsupported("this sink takes no snapshots of tables")

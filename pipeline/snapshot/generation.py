@@ -50,7 +50,7 @@ class Generation:
 
     def to_json(self) -> dict[str, Any]:
         bounds = self.bounds
-        told = {} if bounds.writers_upto == INVALID_LSN else {"writers_upto": str(bounds.writers_upto)}
+        of_writers = {} if bounds.writers_upto == INVALID_LSN else {"writers_upto": str(bounds.writers_upto)}
         return {
             "relation": self.relation.to_json(),
             "number": self.number,
@@ -61,7 +61,7 @@ class Generation:
             "xip": list(bounds.xip),
             "taken_at_us": bounds.taken_at_us,
             "contained_upto": str(bounds.contained_upto),
-            **told,
+            **of_writers,
             "primary_key": None if self.primary_key is None else list(self.primary_key),
         }
 

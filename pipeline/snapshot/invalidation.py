@@ -112,11 +112,11 @@ def _witnesses_of(source: PublishedSource) -> dict[str, list[Any]]:
 
 
 def reason_it_ended(
-    then: Mapping[str, Any], now: PublishedSource | None, *, is_told: bool = True
+    then: Mapping[str, Any], now: PublishedSource | None, *, is_witnessed: bool = True
 ) -> str | None:
     """Why a snapshot with the signature ``then`` does not stand any more, as a clause for people; None if it does.
 
-    ``now``: the published table of this name, None if there is none. ``is_told``: whether rows in a new file are
+    ``now``: the published table of this name, None if there is none. ``is_witnessed``: whether rows in a new file are
     harmless, because every ALTER TABLE since ``then`` has left a message, or because the snapshot has yet to be read.
     """
     if now is None:
@@ -128,7 +128,7 @@ def reason_it_ended(
     return (
         _publication(then, now)
         or _leaves(then, now)
-        or (None if is_told else _rewritten(then, now))
+        or (None if is_witnessed else _rewritten(then, now))
         or _columns(then, now)
         or _identity(then, now)
         or _witnesses(then, now)

@@ -84,7 +84,7 @@ ReadMemory = Callable[[ArrowRef], Iterator[pa.RecordBatch]]
 
 
 class SinkBatch:
-    """What a sink's ``write`` gets. Members that ``SparkBatch`` has, too, are described there."""
+    """The argument of a sink's ``write``. Members that ``SparkBatch`` has, too, are described there."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class SinkBatch:
         return native_frames(self.spark, version, self.storage)
 
     def segment_fault(self, error: BaseException) -> StorageFault | None:
-        """What is wrong with a segment of this batch, if that is why Spark raised ``error``."""
+        """The fault of a segment of this batch, if that is why Spark raised ``error``."""
         return damage(error, list(self.content.segment_parts()))
 
 

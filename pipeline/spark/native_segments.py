@@ -88,7 +88,7 @@ def native_frames(spark: SparkSession, version: VersionParts, files: LocalFiles)
 
 
 def damage(error: BaseException, segments: Sequence[SegmentPart]) -> StorageFault | None:
-    """What Spark's reader found wrong with one of ``segments``, if that is why an action failed."""
+    """The fault that Spark's reader found in one of ``segments``, if that is why an action failed."""
     text = str(error)
     for part in segments:
         key = part.segment.key

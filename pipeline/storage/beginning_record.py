@@ -44,7 +44,7 @@ _BEGINNING: Final = Document(
 
 
 def read_beginning(storage: Storage, layout: Layout) -> Beginning | None:
-    """None where none was recorded. Raises SegmentCorrupt, Unsupported, StorageFault."""
+    """The beginning; None where none was recorded. Raises SegmentCorrupt, Unsupported, StorageFault."""
     return _BEGINNING.read(storage, layout.beginning_key)
 
 

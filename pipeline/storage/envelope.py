@@ -44,7 +44,7 @@ class Document(Generic[_T]):
         storage.write_bytes(key, self.seal(value))
 
     def read(self, storage: Storage, key: str) -> _T | None:
-        """None where there is no such object. Raises SegmentCorrupt, Unsupported, StorageFault."""
+        """The document; None where there is no such object. Raises SegmentCorrupt, Unsupported, StorageFault."""
         damaged: bytes | None = None
         while True:
             buffer = storage.read_buffer(key)

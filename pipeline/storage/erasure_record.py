@@ -68,7 +68,7 @@ class ErasureRecord:
     cleared: tuple[Copy, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """What is stored, and what the command prints."""
+        """The stored document, which the command prints, too."""
         return {
             "id": self.id,
             "table": self.table,

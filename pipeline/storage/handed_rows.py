@@ -23,7 +23,7 @@ from xidstream.pipeline.storage.storage import Storage, self_contained
 
 @dataclass(frozen=True)
 class HandedRows:
-    """What names one object."""
+    """The name of one object."""
 
     key: str
     n_bytes: int

@@ -35,7 +35,7 @@ _TRANSACTION_FOLDER: Final = re.compile(rf"\d+/[a-z0-9_]+/epochs/[A-Za-z0-9-]+/{
 
 
 class SegmentName(NamedTuple):
-    """What a segment's key says."""
+    """The parts of a segment's key."""
 
     epoch: str
     xid: Xid
@@ -44,7 +44,7 @@ class SegmentName(NamedTuple):
 
 
 class PreparedName(NamedTuple):
-    """What the key of a prepared transaction's manifest says."""
+    """The parts of the key of a prepared transaction's manifest."""
 
     xid: Xid
     prepare_end_lsn: Lsn
@@ -52,7 +52,7 @@ class PreparedName(NamedTuple):
 
     @property
     def transaction(self) -> tuple[Xid, Lsn]:
-        """What names the transaction, whatever epoch wrote it."""
+        """The transaction's name, whatever epoch wrote it."""
         return self.xid, self.prepare_end_lsn
 
 

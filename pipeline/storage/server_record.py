@@ -50,7 +50,7 @@ _SERVER: Final = Document[ServerRecord](
 
 
 def read_server(storage: Storage, layout: Layout) -> ServerRecord | None:
-    """None before the first one. Raises SegmentCorrupt, Unsupported, StorageFault."""
+    """The record; None before the first one. Raises SegmentCorrupt, Unsupported, StorageFault."""
     return _SERVER.read(storage, layout.server_key)
 
 

@@ -95,7 +95,7 @@ _TAKEN: Final = Document[TakenSnapshot](
         Generation.from_json(content["generation"]), content["signature"], _where_of(content)
     ),
 )
-_TOLD: Final = Document("xidstream.snapshot-told", 2, _REMEDY, Generation.to_json, Generation.from_json)
+_DELIVERED: Final = Document("xidstream.snapshot-told", 2, _REMEDY, Generation.to_json, Generation.from_json)
 _WISH: Final = Document[_Wish](
     "xidstream.snapshot-wish",
     1,
@@ -120,7 +120,7 @@ def write_decision(storage: Storage, layout: Layout, decision: Decision) -> None
 
 
 def read_decision(storage: Storage, layout: Layout) -> Decision | None:
-    """None where none was recorded. Raises SegmentCorrupt, Unsupported, StorageFault."""
+    """The decision; None where none was recorded. Raises SegmentCorrupt, Unsupported, StorageFault."""
     return _DECISION.read(storage, layout.snapshot_decision_key)
 
 
@@ -139,20 +139,20 @@ def forget_taken(storage: Storage, layout: Layout, generations: Iterable[Generat
     storage.delete([_taken_key(layout, generation) for generation in generations])
 
 
-def write_told(storage: Storage, layout: Layout, generation: Generation) -> None:
+def write_delivered(storage: Storage, layout: Layout, generation: Generation) -> None:
     """The function has the generation's rows. Raises StorageFault."""
-    _TOLD.write(storage, _told_key(layout, generation), generation)
+    _DELIVERED.write(storage, _delivered_key(layout, generation), generation)
 
 
-def read_told(storage: Storage, layout: Layout) -> list[Generation]:
+def read_delivered(storage: Storage, layout: Layout) -> list[Generation]:
     """All of the slot that functions were given and that still stand. Raises SegmentCorrupt, Unsupported,
     StorageFault."""
-    return _read_all(storage, layout, "told-", _TOLD)
+    return _read_all(storage, layout, "told-", _DELIVERED)
 
 
-def forget_told(storage: Storage, layout: Layout, generations: Iterable[Generation]) -> None:
+def forget_delivered(storage: Storage, layout: Layout, generations: Iterable[Generation]) -> None:
     """Raises StorageFault."""
-    storage.delete([_told_key(layout, generation) for generation in generations])
+    storage.delete([_delivered_key(layout, generation) for generation in generations])
 
 
 def request(storage: Storage, layout: Layout, relid: int, name: str, where: KeyFilter | None = None) -> bool:
@@ -207,7 +207,7 @@ def _keys(storage: Storage, layout: Layout) -> Iterator[tuple[str, tuple[int, st
             yield key, name
 
 
-def _told_key(layout: Layout, generation: Generation) -> str:
+def _delivered_key(layout: Layout, generation: Generation) -> str:
     return layout.snapshot_key(generation.relid, f"told-{generation.number}")
 
 

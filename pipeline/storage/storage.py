@@ -334,7 +334,7 @@ class Storage:
 
     @property
     def free_bytes(self) -> int | None:
-        """What the disk of a local storage has free for this user; None for an object store. Raises StorageFault."""
+        """The free bytes of a local storage's disk for this user; None for an object store. Raises StorageFault."""
         if not self._is_local:
             return None
         with self._failing("look up", "."):

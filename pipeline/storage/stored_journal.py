@@ -38,7 +38,7 @@ _STRANGE: Final = (
 
 @dataclass(frozen=True)
 class JournalFinding:
-    """What is wrong with an object. What committed after ``after_lsn`` and up to ``to_lsn`` is concerned."""
+    """A fault of an object. It concerns what committed after ``after_lsn`` and up to ``to_lsn``."""
 
     key: str
     after_lsn: Lsn
@@ -114,7 +114,7 @@ def _still_named(storage: Storage, layout: Layout, found: Sequence[NamedFile]) -
 
 
 def findings(journal: StoredJournal) -> Iterator[JournalFinding]:
-    """What is wrong, in the order of the files; nothing if the journal is whole."""
+    """The faults, in the order of the files; nothing if the journal is whole."""
     yield from _of_record(journal.record)
     record, before_lsn = journal.record, journal.record.delivered_lsn
     last_commit_lsn = Lsn(0)

@@ -86,6 +86,6 @@ class Backlog:
             self._base, self._n_done = self._base + n_done, 0
 
     def measured(self, n_bytes: int) -> None:
-        """What waits takes so much, as the sequencer has it."""
+        """Note how much all that waits takes, as the sequencer has it."""
         counted_bytes = self._counted_bytes
         self._factor = max(1.0, n_bytes / counted_bytes) if counted_bytes else 1.0

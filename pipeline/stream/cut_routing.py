@@ -84,10 +84,15 @@ class CutRouting:
         ledger: TransactionLedger,
     ) -> None:
         self._ledger = ledger
+        """All open transactions; an end takes its record out."""
         self._buffers = buffers
+        """Take blocks, commits and prepares."""
         self._submit = submit
+        """Gives entries to the sequencer."""
         self._backlog = backlog
+        """Transactions that have ended and are not in the sink."""
         self._ticket = 0
+        """The ticket of the next entry."""
         self.n_bytes = 0
         """Raw bytes sent since the start of the epoch."""
         self.end_lsn = INVALID_LSN
@@ -155,5 +160,5 @@ class CutRouting:
 
 
 def _without_aborted(cut: _End) -> _End:
-    """What rolled back is the buffer's to know."""
+    """The cut without its rolled-back subtransactions, which only the buffer needs."""
     return dataclasses.replace(cut, aborted=()) if cut.aborted else cut

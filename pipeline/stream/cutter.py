@@ -122,7 +122,9 @@ class StreamCutter:
         self._spares = spares or Spares(0)
         """Arrays that messages were gathered in, to be used again."""
         self._block_bytes = block_bytes
+        """A block is cut when it has so many bytes."""
         self._parallel = parallel
+        """Whether an A has the LSN and the time of the abort."""
         ledger = ledger or TransactionLedger()
         self._grammar = Grammar(ledger)
         """Where the stream stands, and which messages may come."""
@@ -135,7 +137,7 @@ class StreamCutter:
         self._streams = OpenStreams(ledger, self._spares, self._maker, self._book, pending_limit_bytes)
         """The streamed transactions that are open, but for ``_current``."""
         self._mode = OUTSIDE
-        """Which messages the compiled loop takes without a look."""
+        """The messages that the compiled loop takes without a look."""
         self._current: PendingMessages | None = None
         """The transaction that rows are appended to; not None exactly where the mode is IN_ROWS."""
 

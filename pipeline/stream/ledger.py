@@ -81,7 +81,7 @@ class TransactionRecord:
     buffer: int | None = None
     """The number of the buffer that has its rows. None before its first block."""
     held: BufferedTransaction = field(init=False)
-    """What its buffer last said that it holds of it."""
+    """The last report of its buffer about what it holds of it."""
     ticket: int | None = None
     """The ticket of its end in the commit order; -1 where it was rolled back. None while it is open."""
     sealed: Any = None

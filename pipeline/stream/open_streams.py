@@ -38,10 +38,15 @@ class OpenStreams:
         pending_limit_bytes: int,
     ) -> None:
         self._ledger = ledger
+        """All open transactions, and what is gathered of each."""
         self._spares = spares
+        """Arrays to gather messages in, which others have given back."""
         self._maker = maker
+        """Makes a block of what was gathered."""
         self._book = book
+        """Which relation version holds for which row."""
         self._pending_limit_bytes = pending_limit_bytes
+        """The bytes gathered stay under this between stream blocks."""
         self._current: PendingMessages | None = None
         """The stream whose block is being read."""
         self.n_waiting_bytes = 0

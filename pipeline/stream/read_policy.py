@@ -18,6 +18,18 @@ order given, and decides nothing itself. The rules:
   ``receive_timeout_ms``, counts as lost.
 - *Positions.* The server sends keepalives as often as it likes; a position goes to the sequencer at a bounded rate.
 
+An example over TCP, with rows that come one by one: the naps are 0.3, 0.6, 1.2 and 2.4 ms, and then 4 ms each. The
+looks, which come every 10 ms, lie in between. A read that brings nothing makes the next nap 0.3 ms again, and waits for
+the socket until the next look, for 2 ms at most where nothing flowed at the last one.
+
+An example of credit, with the default limits of 64 MiB (``reader_memory_bytes``) and 128 MiB (``backlog_bytes``), in
+MiB. Queued bytes count twice, because it is not known yet whether they are of transactions that have ended::
+
+    pending  in flight  of them queued  backlog    what reading waits for
+    10       50         20              100        nothing: 60 and 120
+    10       55         20              100        reader_memory_bytes: 65
+    10       50         30              100        backlog_bytes: 130
+
 Times are monotonic, in seconds. The reading thread calls everything but ``position_changed``, which may come from any
 thread.
 
@@ -107,8 +119,8 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What waits in the cutter: ``whole_bytes`` of small transactions, and perhaps rows of open ones; and the bytes
-    that were cut and sent since the start."""
+    """The bytes that wait in the cutter: ``whole_bytes`` of small transactions, and perhaps rows of open ones; and the
+    bytes that were cut and sent since the start."""
 
     whole_bytes: int
     has_open_rows: bool
@@ -163,7 +175,7 @@ class ReadPolicy:
         return None
 
     def pause(self, now_s: float, in_flight_bytes: int) -> tuple[Action, ...]:
-        """What to do in place of reading, as long as it is over credit."""
+        """The actions in place of reading, as long as it is over credit."""
         self._asked_s = None  # nobody listens, so silence means nothing
         actions: list[Action] = []
         if not in_flight_bytes:
@@ -175,7 +187,7 @@ class ReadPolicy:
     # -- after each read -------------------------------------------------------------------------------
 
     def rest(self, now_s: float, *, drained: bool, flowing: bool) -> tuple[Action, ...] | None:
-        """What to do until the next look; None where it is due now, and ``look`` must follow.
+        """The actions until the next look; None where it is due now, and ``look`` must follow.
 
         ``drained``: the socket had no more; ``flowing``: the read has brought something.
         """
@@ -194,7 +206,7 @@ class ReadPolicy:
         return (nap,)
 
     def look(self, now_s: float, gathered: Gathered, *, drained: bool, flowing: bool) -> tuple[Action, ...]:
-        """What is done by the clock, not for each read."""
+        """The actions that are due by the clock, not for each read."""
         self._next_look_s = now_s + (FLOWING_LOOK_INTERVAL_S if flowing else LOOK_INTERVAL_S)
         self._is_quiet = self._is_quiet and drained
         actions: list[Action] = []

@@ -61,7 +61,7 @@ class RelationBook:
     ) -> None:
         self._column_names = column_names
         self._plain = RelationScope()
-        """What holds for plain transactions."""
+        """The scope of plain transactions."""
         self._n_scopes = 0
         """How many open streams have a scope of their own."""
         self._arrivals = 0

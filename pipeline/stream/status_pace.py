@@ -7,6 +7,10 @@ nothing. So an answer that says nothing new waits until ``ANSWER_INTERVAL_S`` af
 it: the server gives up on a silent reader only after ``wal_sender_timeout`` (60 s). A position that has changed, which
 does end the shutdown, goes out at once.
 
+An example with an ``interval_s`` of 10 and an ``ANSWER_INTERVAL_S`` of 0.1. A status went out at second 0. At second 1
+a position changes, and a status goes out at once. The server asks at 1.05, and is answered at 1.1. If nothing else
+happens, the next status goes out at 11.1.
+
 Decides only. The reading thread calls everything but ``changed``, which may come from any thread: it sets a mark that
 only ``sending`` clears, before the position is read.
 """
@@ -25,9 +29,13 @@ class StatusPace:
     def __init__(self, interval_s: float, now_s: float) -> None:
         self._interval_s = interval_s
         self._next_s = now_s
+        """When a status is due though nothing is new."""
         self._next_answer_s = now_s
+        """When an answer that says nothing new may go out."""
         self._is_changed = False
+        """Whether a position may be confirmed that the server does not know."""
         self._is_asked = False
+        """Whether the server waits for an answer."""
 
     def changed(self) -> None:
         """There is a new position to confirm."""

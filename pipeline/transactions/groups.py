@@ -18,7 +18,7 @@ import pyarrow as pa
 from xidstream.pipeline.schema import RelationVersion, rows
 
 GroupKey = RelationVersion | None
-"""None: the logical messages."""
+"""The key of a group; None for the logical messages."""
 
 _LARGEST_BYTES: Final = 64 << 20
 """The limit for one decoded block in memory. It is the default of ``buffer_memory_bytes``, so that only a larger

@@ -47,7 +47,7 @@ class Spill:
 
     transaction: OpenTransaction
     relation: RelationVersion | None
-    """None: its logical messages."""
+    """The group that is spilled; None for its logical messages."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,17 @@ The suffix is a rule that PostgreSQL 16 and 18 were seen to keep, and that follo
 all the same, because a server that broke it would have us take rows that it keeps. For that all the runs that stay are
 compared with the xids that go. Xids only grow, so most blocks are told by their range.
 
+An example. 740 inserts 3 rows, sets a savepoint (subxid 741), inserts 2 rows, sets a savepoint inside of it (742), and
+inserts 1 row. Then it rolls back to the first savepoint::
+
+    the stream            runs (subxid from row)            n_rows
+    6 rows                740 from 0, 741 from 3, 742 from 5    6
+    741 and 742 abort     740 from 0                            3
+    4 rows of 743         740 from 0, 743 from 3                7
+
+``rows_after_abort`` of 741 and 742 is 3, and the first row of 743 is number 3, too. An abort of 741 without
+742 would be refused: row 5 came after the rows of 741, and would stay.
+
 Rejected: a set of the rolled-back subxids that filters the rows at the end. Then no row's number is known before the
 commit, whoever reads a segment has to filter it, and the set grows with each savepoint.
 """
@@ -30,7 +41,7 @@ from xidstream.pipeline.errors import IllegalTransition
 Subxids = npt.NDArray[np.uint32]
 
 _OBJECT_BYTES: Final = 400
-"""What the runs of one block take beside their numbers."""
+"""The bytes that the runs of one block take besides their numbers."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class Survivors:
         self.n_rows = 0
         """How many rows there are: the number of the next row."""
         self.n_bytes = 0
-        """What the runs take in memory."""
+        """The bytes that the runs take in memory."""
         self._blocks: list[_Runs] = []
         """The runs of each block that began one, in the order of the rows."""
 

@@ -98,6 +98,7 @@ class OpenTransaction:
         self.xid = xid
         self.first_lsn = first_lsn
         self.streamed = streamed
+        """Whether it came in stream blocks."""
         self.n_segments = 0
         """How many segments were written so far."""
         self.n_bytes_spilled = 0
@@ -245,7 +246,7 @@ class OpenTransaction:
         return self._groups.to_spill()
 
     def spillable(self) -> Iterator[GroupKey]:
-        """What can be handed over; None stands for the messages, which come last."""
+        """The groups that can be handed over; None stands for the messages, which come last."""
         yield from (key for key in self._groups if key is not None)
         if None in self._groups:
             yield None

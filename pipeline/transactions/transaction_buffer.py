@@ -103,7 +103,7 @@ class TransactionBuffer:
         self._bind_late = settings.bind_late
         self._parks = settings.parks
         self._memory = BufferMemory(settings.memory_bytes)
-        """What has to be spilled, and when."""
+        """Decides what has to be spilled, and when."""
         self._open: dict[Xid, OpenTransaction] = {}
         """The open transactions, by their top-level xid."""
         self._known = KnownRelations()
@@ -299,7 +299,8 @@ class TransactionBuffer:
         return record
 
     def _delete_unnamed(self, keys: Iterable[str], given: set[str]) -> None:
-        """What cannot be delivered, or was given up, leaves segments that are nobody's from here on."""
+        """Delete the segments of ``keys`` that are not in ``given``: their rows cannot be delivered, or were given
+        up."""
         self._storage.delete([key for key in keys if key not in given])
 
     def _roll_back(self, transaction: OpenTransaction, aborted: Collection[int]) -> None:

@@ -88,8 +88,8 @@ def compare(
     ranges = tuple(
         DifferingRange(
             ranged.columns,
-            ranged.told(bounds[i - 1]) if i else None,
-            ranged.told(bounds[i]) if i < len(bounds) else None,
+            ranged.displayed(bounds[i - 1]) if i else None,
+            ranged.displayed(bounds[i]) if i < len(bounds) else None,
             of_source.get(i, nothing)[0],
             of_log.get(i, nothing)[0],
         )
@@ -200,7 +200,7 @@ class _Ranged:
 
         return tree(0, len(bounds))
 
-    def told(self, bound: _Bound) -> _Bound:
+    def displayed(self, bound: _Bound) -> _Bound:
         """For people: a time as ISO, in UTC."""
         return tuple(
             _iso(text) if _is_time(type_) else text for text, type_ in zip(bound, self._types, strict=True)
@@ -317,8 +317,8 @@ def _by_row(
     finally:
         keyed.unpersist()
     counted = {name: int(n) for name, n in zip(names, totals[3:], strict=True) if n}
-    told = tuple(_told(row, names, shape.key, with_values) for row in listed)
-    return Differences(int(totals[0]), int(totals[1]), int(totals[2]), counted, ranges, told)
+    displayed = tuple(_differing_row(row, names, shape.key, with_values) for row in listed)
+    return Differences(int(totals[0]), int(totals[1]), int(totals[2]), counted, ranges, displayed)
 
 
 def _value_text(i: int, name: str, type_: DataType, texts: str) -> Column:
@@ -332,7 +332,9 @@ def _value_text(i: int, name: str, type_: DataType, texts: str) -> Column:
     return f.coalesce(text, own.cast("string"))
 
 
-def _told(row: Any, names: Sequence[str], key: tuple[str, ...] | None, with_values: bool) -> DifferingRow:
+def _differing_row(
+    row: Any, names: Sequence[str], key: tuple[str, ...] | None, with_values: bool
+) -> DifferingRow:
     missing, extra, is_changed, changed, source, log = row
     kind = (
         DifferenceKind.CHANGED if is_changed else DifferenceKind.MISSING if missing else DifferenceKind.EXTRA

@@ -50,8 +50,8 @@ class DifferingRange:
 
     def __str__(self) -> str:
         name = ", ".join(self.columns)
-        parts = [f"from {_told(self.first)}"] if self.first is not None else []
-        parts += [f"before {_told(self.end)}"] if self.end is not None else []
+        parts = [f"from {_values_text(self.first)}"] if self.first is not None else []
+        parts += [f"before {_values_text(self.end)}"] if self.end is not None else []
         which = f"{name} {' '.join(parts)}" if parts else "all rows"
         return f"{which}: {self.source_rows:,} rows in the source, {self.log_rows:,} in the log"
 
@@ -72,15 +72,15 @@ class DifferingRow:
         which = "a row" if self.key is None else ", ".join(f"{k}={_text(v)}" for k, v in self.key.items())
         which += f" ({self.n:,} of them)" if self.n > 1 else ""
         if self.kind is DifferenceKind.CHANGED:
-            told = f"{which}: differs in {', '.join(self.columns)}"
+            displayed = f"{which}: differs in {', '.join(self.columns)}"
         elif self.kind is DifferenceKind.MISSING:
-            told = f"{which}: missing in the log"
+            displayed = f"{which}: missing in the log"
         else:
-            told = f"{which}: only in the log"
+            displayed = f"{which}: only in the log"
         for side, values in (("source", self.source), ("log", self.log)):
             if values is not None:
-                told += f"\n      {side}: " + ", ".join(f"{k}={_text(v)}" for k, v in values.items())
-        return told
+                displayed += f"\n      {side}: " + ", ".join(f"{k}={_text(v)}" for k, v in values.items())
+        return displayed
 
 
 @dataclass(frozen=True)
@@ -143,20 +143,22 @@ class TableVerification:
             return f"{self.table}: not verified: {self.reason}"
         took = f"{counted(self.ranges, 'range')}, {human_s(self.elapsed_s)}"
         if self.verdict is Verdict.EQUAL:
-            told = f"{self.table}: equal at {self.lsn}: {self.source_rows:,} rows ({took})"
+            displayed = f"{self.table}: equal at {self.lsn}: {self.source_rows:,} rows ({took})"
         else:
-            told = (
+            displayed = (
                 f"{self.table}: differs at {self.lsn}: {self.source_rows:,} rows in the source, "
                 f"{self.log_rows:,} in the log ({took})"
             )
         if self.left_out:
-            told += f"; not compared: {counted(self.left_out, 'transaction')} still committing then"
+            displayed += f"; not compared: {counted(self.left_out, 'transaction')} still committing then"
         if self.absent:
-            told += f"\n  not in the log, and null there: {', '.join(self.absent)}"
+            displayed += f"\n  not in the log, and null there: {', '.join(self.absent)}"
         if self.differences is None:
-            return told
+            return displayed
         return (
-            told + _told_differences(self.differences) + _told_repairs(self.table, self.differences.repairs)
+            displayed
+            + _differences_text(self.differences)
+            + _repairs_text(self.table, self.differences.repairs)
         )
 
 
@@ -204,7 +206,7 @@ class Verification:
         )
 
 
-def _told_differences(found: Differences) -> str:
+def _differences_text(found: Differences) -> str:
     lines = [f"  {found.changed:,} changed, {found.missing:,} missing in the log, {found.extra:,} only there"]
     if found.columns:
         lines.append("  columns: " + ", ".join(f"{name} ({n:,})" for name, n in found.columns.items()))
@@ -216,7 +218,7 @@ def _told_differences(found: Differences) -> str:
     return "".join(f"\n{line}" for line in lines)
 
 
-def _told_repairs(table: str, repairs: Sequence[str]) -> str:
+def _repairs_text(table: str, repairs: Sequence[str]) -> str:
     command = f"xidstream snapshot request --table {shlex.quote(table)}"
     commands = [f"{command} --where {shlex.quote(where)}" for where in repairs[:_MOST_REPAIRS]] or [command]
     more = len(repairs) - len(commands)
@@ -230,7 +232,7 @@ def _text(value: str | None) -> str:
     return "null" if value is None else value
 
 
-def _told(values: Sequence[str | None]) -> str:
+def _values_text(values: Sequence[str | None]) -> str:
     texts = [_text(value) for value in values]
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.changelog.log_table import rows_of_files
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape, shaped
-from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.initial_copy.range_reading import RangeOutput, RangeReader
 from xidstream.pipeline.log_tables.columns import Conform, place
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.postgres.table_holder import HeldSnapshot
@@ -71,7 +71,7 @@ def read_source(
         if i and pause_ms:
             time.sleep(pause_ms / 1000)
         task = RangeTask(held.source, held.snapshot_name, pages)
-        target = RangeTarget(folder, f"rows-{relation.relid}")
+        target = RangeOutput(folder, f"rows-{relation.relid}")
         files += reader.read(task, held.bounds, target, conform, bytes_per_s=bytes_per_s)
     n_rows = sum(file.n_rows for file in files)
     return SourceRows(folder, tuple(file.path for file in files), conform.schema, shape, n_rows)

@@ -25,7 +25,7 @@ from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.carrying import _meets
 from xidstream.pipeline.errors import SinkDiverged
 from xidstream.pipeline.faultpoints import FaultPlan
-from xidstream.pipeline.initial_copy.range_reading import RangeReader, RangeTarget
+from xidstream.pipeline.initial_copy.range_reading import RangeOutput, RangeReader
 from xidstream.pipeline.log_tables.columns import Conform, place
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.postgres.admin import sql_connection
@@ -283,7 +283,7 @@ def test_the_source_and_the_log_choose_the_same_rows_of_every_type_that_a_filter
         }
         for text, only in filters.items():
             task = RangeTask(held.source, held.snapshot_name, pages, only)
-            files = reader.read(task, held.bounds, RangeTarget(folder, "only"), conform)
+            files = reader.read(task, held.bounds, RangeOutput(folder, "only"), conform)
             chosen[text] = {
                 n for file in files for n in pq.read_table(f"{folder.uri}/{file.path}")["n"].to_pylist()
             }

@@ -172,7 +172,7 @@ def test_a_load_into_an_unlogged_table_between_two_looks_is_told_by_its_ddl_alon
         "ALTER TABLE t SET LOGGED",
     )
     assert reason_it_ended(then, published()) is None, "it looks like VACUUM FULL"
-    assert "nobody knows" in str(reason_it_ended(then, published(), is_told=False)), (
+    assert "nobody knows" in str(reason_it_ended(then, published(), is_witnessed=False)), (
         "nor would its DDL be known"
     )
     assert "UNLOGGED" in str(told[0].reason(source.oid("t"), "public.t"))

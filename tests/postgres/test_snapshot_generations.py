@@ -250,9 +250,9 @@ def test_rows_in_a_new_file_end_it_where_no_ddl_is_told_unless_the_toast_table_w
     for statement in statements:
         database.execute(statement)
     now = found()
-    reason = reason_it_ended(then, now, is_told=False)
+    reason = reason_it_ended(then, now, is_witnessed=False)
     assert ("its rows are in a new file" in str(reason)) == ends, reason
-    assert reason_it_ended(renewed(then, now) or then, now, is_told=False) is None, "it is known by then"
+    assert reason_it_ended(renewed(then, now) or then, now, is_witnessed=False) is None, "it is known by then"
 
 
 @pytest.mark.parametrize("postgres_server", [18], indirect=True)

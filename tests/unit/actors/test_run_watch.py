@@ -12,7 +12,7 @@ from tests.unit.account.accounts import FULL, SEQUENCER, SLOT, WELL, run
 from tests.waiting import wait_until
 from xidstream.actors.supervision import run_accounts
 from xidstream.actors.supervision.run_accounts import RunAccounts, RunParts
-from xidstream.actors.supervision.run_watch import RunWatch, told
+from xidstream.actors.supervision.run_watch import RunWatch, stall_event
 from xidstream.pipeline.account import Account, SlotPart
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.events import Event
@@ -106,8 +106,8 @@ def test_a_question_that_fails_is_logged_and_asked_again_later(caplog: pytest.Lo
 def test_a_stall_names_the_commit_that_waits() -> None:
     (stall,) = FULL.stalls
     waiting = dataclasses.replace(SEQUENCER, head_commit_lsn="0/1100000")
-    assert told(stall, waiting).facts["lsn"] == "0/1100000"
-    assert "lsn" not in told(stall, None).facts
+    assert stall_event(stall, waiting).facts["lsn"] == "0/1100000"
+    assert "lsn" not in stall_event(stall, None).facts
 
 
 def test_who_asks_while_an_earlier_question_hangs_is_told_so_and_does_not_hang(

@@ -20,7 +20,7 @@ from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.iceberg.catalogs import IcebergPlace
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import source_of, table_name
-from xidstream.pipeline.iceberg.log_reading import TableSnapshot
+from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, WrittenFile
@@ -28,11 +28,11 @@ from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA
 
 
-def snapshot_of(root: Path) -> TableSnapshot:
-    return TableSnapshot(table_of(root))
+def snapshot_of(root: Path) -> IcebergTableSnapshot:
+    return IcebergTableSnapshot(table_of(root))
 
 
-def named(snapshot: TableSnapshot) -> dict[str, tuple[str, ...]]:
+def named(snapshot: IcebergTableSnapshot) -> dict[str, tuple[str, ...]]:
     return {column.names[0]: column.names for column in snapshot.file_columns}
 
 
@@ -183,7 +183,7 @@ def test_a_column_that_came_back_with_another_type_is_refused(tmp_path: Path) ->
 
 
 def test_a_column_may_have_narrower_files_where_it_was_widened_or_its_source_was(tmp_path: Path) -> None:
-    def widened(snapshot: TableSnapshot) -> list[str]:
+    def widened(snapshot: IcebergTableSnapshot) -> list[str]:
         return [column.names[0] for column in snapshot.file_columns if column.is_widened]
 
     wider = relation("public.a", ("id", INT8), ("name", TEXT))
@@ -195,7 +195,7 @@ def test_a_column_may_have_narrower_files_where_it_was_widened_or_its_source_was
     tables = opened(tmp_path / "two")
     brought = [VersionSince(SLOT, lsn, each, columns_of(wider)) for lsn, each in ((100, A), (110, wider))]
     made = tables.open_or_create("public__a", "public.a", columns_of(wider), tables.about(wider), brought)
-    assert widened(TableSnapshot(made)) == ["id"]
+    assert widened(IcebergTableSnapshot(made)) == ["id"]
     other = relation("public.a", ("id", INT4), ("name", 1043, 24))
     described(tmp_path / "three", (100, A), (110, other))
     assert widened(snapshot_of(tmp_path / "three")) == [], "a text is a text"

@@ -488,8 +488,8 @@ def test_rows_in_a_new_file_end_a_generation_where_ddl_may_have_left_no_message(
     source = source_of(1)
     line = taken(storage, source)
     assert book_of(storage).needs([in_a_new_file(source)], [line], LSN).ended == ()
-    needs = book_of(storage).needs([in_a_new_file(source)], [line], LSN, is_told=False)
+    needs = book_of(storage).needs([in_a_new_file(source)], [line], LSN, is_witnessed=False)
     assert needs.ended == (), "an earlier look has found it harmless"
     again = in_a_new_file(in_a_new_file(source))
-    ((ended, reason),) = book_of(storage).needs([again], [line], LSN, is_told=False).ended
+    ((ended, reason),) = book_of(storage).needs([again], [line], LSN, is_witnessed=False).ended
     assert ended == line and "without the event triggers of `xidstream source prepare`" in reason

@@ -26,7 +26,7 @@ from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.spark.parquet_frames import StoredFiles
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import check_owner, claim_slot
-from xidstream.pipeline.storage.snapshot_record import read_told
+from xidstream.pipeline.storage.snapshot_record import read_delivered
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.storage.stored_folder import StoredFolder
 
@@ -173,4 +173,4 @@ def test_what_the_function_was_given_by_a_run_that_lost_the_slot_is_not_recorded
     else:
         staged.deliver(cast(Any, None), give, lambda: False)
     assert len(given) == 1
-    assert read_told(storage, LAYOUT) == ([] if is_taken_over else [GENERATION])
+    assert read_delivered(storage, LAYOUT) == ([] if is_taken_over else [GENERATION])

@@ -19,7 +19,7 @@ from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import LocalSwap, fits
 from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.pieces import read_pieces, repeating_texts, with_dictionaries
-from xidstream.pipeline.mirror.plan import BaseFile, Group, KeyRange
+from xidstream.pipeline.mirror.plan import BaseFile, FileGroup, KeyRange
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string()), ("f", pa.float64())])
 KEY = RangedKey.of(["id"], {"id": pa.int64()})
@@ -62,7 +62,9 @@ def test_a_file_keeps_its_rows_but_the_changed_ones_and_gets_those_of_its_slot(
     monkeypatch.setattr(pieces, "_PIECE_ROWS", 5)
     files = [base_file(tmp_path, "a", range(0, 40, 2)), base_file(tmp_path, "b", range(50, 90))]
     new = {4: "new", 7: "between", 6: None, 45: "behind", 60: "new", 61: None}
-    paths = swap(tmp_path, files, new).write([Group((0,), (0,), 1), Group((1,), (1,), 1)], "refresh-1")
+    paths = swap(tmp_path, files, new).write(
+        [FileGroup((0,), (0,), 1), FileGroup((1,), (1,), 1)], "refresh-1"
+    )
     first, second = (read(tmp_path, path) for path in paths)
     old = {i: f"old {i}" for i in range(0, 40, 2) if i != 6}
     assert first == {**old, 4: "new", 7: "between", 45: "behind"}
@@ -79,10 +81,10 @@ def test_the_writer_looks_at_its_pages_as_often_as_their_rows_are_wide() -> None
 def test_a_group_is_cut_by_key_and_one_without_rows_leaves_no_file(tmp_path: Path) -> None:
     files = [base_file(tmp_path, "a", [9, 1, 5, 3]), base_file(tmp_path, "b", [20, 21])]
     new = {2: "x", 7: "x", 20: None, 21: None, 100: "y", 101: "y"}
-    groups = [Group((0,), (0,), 1, 3), Group((1,), (), 1)]
+    groups = [FileGroup((0,), (0,), 1, 3), FileGroup((1,), (), 1)]
     paths = swap(tmp_path, files, new).write(groups, "refresh-1")
     assert [list(read(tmp_path, path)) for path in paths] == [[1, 2], [3, 5], [7, 9]]
-    paths = swap(tmp_path, files, new).write([Group((), (1,), 1, 2)], "refresh-2")
+    paths = swap(tmp_path, files, new).write([FileGroup((), (1,), 1, 2)], "refresh-2")
     assert [list(read(tmp_path, path)) for path in paths] == [[100], [101]]
 
 
@@ -90,7 +92,7 @@ def test_a_column_keeps_its_dictionary_or_its_lack_of_one_and_a_new_column_has_o
     rows = pa.table({"id": pa.array(range(9), pa.int64()), "v": ["same"] * 9})
     pq.write_table(rows, tmp_path / "a", use_dictionary=["v"])
     files = [BaseFile("a", 1, 9, KeyRange((0,), (8,)))]
-    groups = [Group((0,), (0,), 1), Group((), (0,), 1)]
+    groups = [FileGroup((0,), (0,), 1), FileGroup((), (0,), 1)]
     for path in swap(tmp_path, files, {1: "new"}).write(groups, "refresh-1"):
         row_group = pq.read_metadata(tmp_path / path).row_group(0)
         assert [row_group.column(i).has_dictionary_page for i in range(3)] == [False, True, True]
@@ -113,7 +115,7 @@ def test_texts_that_repeat_pass_through_as_indexes_whatever_dictionaries_they_co
     pq.write_table(rows, tmp_path / "a", use_dictionary=["v"], row_group_size=n // n_row_groups)
     files = [BaseFile("a", 1, n, KeyRange((0,), (n - 1,)))]
     new = {i: texts[i % 50] if new_values == "the same" else f"{i}" * 9 for i in range(0, n, 9)}
-    for group in (Group((0,), (0,), 1), Group((0,), (0,), 1, 3)):
+    for group in (FileGroup((0,), (0,), 1), FileGroup((0,), (0,), 1, 3)):
         work = swap(tmp_path, files, {**new, 4: None})
         paths = work.write([group], f"refresh-{group.n_files}")
         held = {i: value for path in paths for i, value in read(tmp_path, path).items()}
@@ -134,7 +136,7 @@ def test_a_dictionary_that_would_outgrow_its_page_begins_a_row_group(
     rows = pa.table({"id": pa.array(old, pa.int64()), "v": list(old.values())})
     pq.write_table(rows, tmp_path / "a", use_dictionary=["v"], row_group_size=500)
     files = [BaseFile("a", 1, 2_000, KeyRange((0,), (1_999,)))]
-    (path,) = swap(tmp_path, files, {3: "new"}).write([Group((0,), (0,), 1)], "refresh-1")
+    (path,) = swap(tmp_path, files, {3: "new"}).write([FileGroup((0,), (0,), 1)], "refresh-1")
     assert read(tmp_path, path) == {**old, 3: "new"}
     footer = pq.read_metadata(tmp_path / path)
     # Two of the four dictionaries fit a page together.
@@ -168,7 +170,7 @@ def test_the_dictionaries_of_refreshed_files_have_the_texts_of_their_rows_and_no
         parts = [
             [i for i, low in enumerate(lows) if low // (n // n_slots) == slot] for slot in range(n_slots)
         ]
-        work = [Group(tuple(some), tuple(some), 1, n_files) for some in parts]
+        work = [FileGroup(tuple(some), tuple(some), 1, n_files) for some in parts]
         paths = swap(tmp_path, files, new, texts=["v"]).write(work, f"refresh-{number}")
         held |= new
         found = {i: value for path in paths for i, value in read(tmp_path, path).items()}
@@ -193,7 +195,7 @@ def test_texts_that_outgrow_their_page_together_are_written_as_they_are(
     assert repeating_texts([pq.read_metadata(tmp_path / "a")], SCHEMA, ["id"]) == ["v"]
     files = [BaseFile("a", 1, len(old), KeyRange((0,), (len(old) - 1,)))]
     work = swap(tmp_path, files, new, texts=["v"])
-    paths = work.write([Group((0,), (0,), 1, n_files)], "refresh-1")
+    paths = work.write([FileGroup((0,), (0,), 1, n_files)], "refresh-1")
     assert {i: value for path in paths for i, value in read(tmp_path, path).items()} == old | new
     for path in paths:
         footer = pq.read_metadata(tmp_path / path)
@@ -215,7 +217,7 @@ def test_texts_that_outgrew_their_dictionary_are_read_as_they_are(
     assert footer.row_group(0).column(1).has_dictionary_page
     assert repeating_texts([footer], SCHEMA, ["id"]) == (["v"] if repeat else [])
     files = [BaseFile("a", 1, len(old), KeyRange((0,), (len(old) - 1,)))]
-    (path,) = swap(tmp_path, files, {3: "new"}).write([Group((0,), (0,), 1)], "refresh-1")
+    (path,) = swap(tmp_path, files, {3: "new"}).write([FileGroup((0,), (0,), 1)], "refresh-1")
     assert read(tmp_path, path) == {**old, 3: "new"}
 
 
@@ -232,7 +234,7 @@ def test_a_group_is_cut_by_the_columns_that_have_ranges_first(tmp_path: Path) ->
     files = [BaseFile("a", 1, 9, KeyRange((0,), (8,)))]
     table = Location.parse(str(tmp_path))
     work = LocalSwap(table, pa.schema(list(types.items())), files, net, names, lambda: None)
-    paths = work.write([Group((0,), (0,), 1, 2)], "refresh-1")
+    paths = work.write([FileGroup((0,), (0,), 1, 2)], "refresh-1")
     assert [pq.read_table(tmp_path / path)["n"].to_pylist() for path in paths] == [
         [0, 1, 2, 3, 4],
         [5, 6, 7, 8, 9],
@@ -241,7 +243,7 @@ def test_a_group_is_cut_by_the_columns_that_have_ranges_first(tmp_path: Path) ->
 
 def test_floats_have_no_statistics_because_readers_order_nan_otherwise(tmp_path: Path) -> None:
     files = [base_file(tmp_path, "a", [1, 2])]
-    (path,) = swap(tmp_path, files, {1: "new"}).write([Group((0,), (0,), 1)], "refresh-1")
+    (path,) = swap(tmp_path, files, {1: "new"}).write([FileGroup((0,), (0,), 1)], "refresh-1")
     footer = pq.read_metadata(tmp_path / path)
     assert [footer.row_group(0).column(i).statistics is None for i in range(3)] == [False, False, True]
 
@@ -257,18 +259,18 @@ def test_a_refresh_that_is_given_up_writes_no_further_file(tmp_path: Path) -> No
 
     with pytest.raises(ComponentLost):
         swap(tmp_path, files, dict.fromkeys(range(20), "x"), check).write(
-            [Group((i,), (i,), 1) for i in range(20)], "refresh-1"
+            [FileGroup((i,), (i,), 1) for i in range(20)], "refresh-1"
         )
     assert len(asked) < 20
 
 
 def test_a_large_part_of_a_table_and_a_large_group_that_must_be_sorted_are_for_spark() -> None:
     gigabyte = 1 << 30
-    assert fits([Group((0,), (0,), gigabyte), Group((), (1,), gigabyte - 1, 20)])
-    assert not fits([Group((i,), (i,), gigabyte) for i in range(3)])
-    assert not fits([Group((0,), (0,), gigabyte, 2)])
-    assert fits([Group((0,), (0,), 100 << 20, 2)])
-    assert not fits([Group((i,), (i,), 100 << 20, 2) for i in range(2)]), (
+    assert fits([FileGroup((0,), (0,), gigabyte), FileGroup((), (1,), gigabyte - 1, 20)])
+    assert not fits([FileGroup((i,), (i,), gigabyte) for i in range(3)])
+    assert not fits([FileGroup((0,), (0,), gigabyte, 2)])
+    assert fits([FileGroup((0,), (0,), 100 << 20, 2)])
+    assert not fits([FileGroup((i,), (i,), 100 << 20, 2) for i in range(2)]), (
         "each is sorted on a thread of its own"
     )
 

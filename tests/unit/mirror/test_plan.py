@@ -10,7 +10,7 @@ import pytest
 from xidstream.pipeline.mirror.plan import (
     MOST_GROUPS,
     BaseFile,
-    Group,
+    FileGroup,
     KeyRange,
     in_key_order,
     jobs,
@@ -36,7 +36,7 @@ def holds(box: KeyRange, key: tuple[object, ...]) -> bool:
 
 def test_only_the_touched_file_is_replaced_and_its_updates_do_not_make_it_grow() -> None:
     (group,) = plan_swap(FILES, touched={2: 30}, arriving={2: 30}, target_bytes=TARGET)
-    assert group == Group((2,), (2,), TARGET)
+    assert group == FileGroup((2,), (2,), TARGET)
     assert removed(FILES, [group]) == [FILES[2]]
 
 
@@ -46,18 +46,18 @@ def test_nothing_touched_and_nothing_new_replaces_nothing() -> None:
 
 def test_rows_behind_the_last_full_file_become_a_file_of_their_own() -> None:
     (group,) = plan_swap(FILES, touched={}, arriving={3: 20}, target_bytes=TARGET)
-    assert group == Group((), (3,), 200)
+    assert group == FileGroup((), (3,), 200)
 
 
 def test_rows_behind_a_small_last_file_are_joined_with_it() -> None:
     files = [*FILES, file(400, 419, size=200, n_rows=20)]
     (group,) = plan_swap(files, touched={}, arriving={4: 20}, target_bytes=TARGET)
-    assert group == Group((4,), (4,), 400)
+    assert group == FileGroup((4,), (4,), 400)
 
 
 def test_many_new_rows_are_cut_into_files_of_the_target_size() -> None:
     (group,) = plan_swap(FILES, touched={}, arriving={3: 1000}, target_bytes=TARGET)
-    assert group == Group((), (3,), 10_000, 10)
+    assert group == FileGroup((), (3,), 10_000, 10)
 
 
 def test_a_touched_file_that_has_grown_beyond_one_and_a_half_is_cut() -> None:
@@ -123,7 +123,7 @@ def test_a_table_is_cut_into_files_of_about_the_target(n_bytes: int, n_files: in
 
 
 def test_a_job_has_no_more_branches_than_a_plan_should_have() -> None:
-    groups = [Group((i,), (i,), 1) for i in range(2 * MOST_GROUPS + 1)]
+    groups = [FileGroup((i,), (i,), 1) for i in range(2 * MOST_GROUPS + 1)]
     assert [len(job) for job in jobs(groups)] == [MOST_GROUPS, MOST_GROUPS, 1]
 
 

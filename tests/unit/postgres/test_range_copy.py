@@ -23,7 +23,7 @@ from xidstream.pipeline.postgres.range_copy import (
     Frame,
     copy_statement,
     failure_of,
-    told,
+    range_text,
 )
 from xidstream.pipeline.snapshot.key_filter import bound, parse_key_filter
 from xidstream.pipeline.snapshot.tables import CtidRange, Leaf, PublishedSource, RangeTask
@@ -140,8 +140,8 @@ def test_a_frame_that_no_server_sends_is_a_violation(blocks: list[list[bytes]], 
 
 
 def test_a_range_is_told_by_its_leaf_and_pages() -> None:
-    assert told(task(5, 9)) == 'the snapshot of odd "schema".leaf;drop from page 5 to page 9'
-    assert told(task(0, None)).endswith("from page 0 to the end")
+    assert range_text(task(5, 9)) == 'the snapshot of odd "schema".leaf;drop from page 5 to page 9'
+    assert range_text(task(0, None)).endswith("from page 0 to the end")
 
 
 @pytest.mark.parametrize(

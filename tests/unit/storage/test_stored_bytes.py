@@ -63,13 +63,13 @@ from xidstream.pipeline.storage.snapshot_record import (
     Wishes,
     cancel,
     read_decision,
+    read_delivered,
     read_taken,
-    read_told,
     read_wishes,
     request,
     write_decision,
+    write_delivered,
     write_taken,
-    write_told,
 )
 from xidstream.pipeline.storage.storage import Storage
 
@@ -160,7 +160,7 @@ def write_all(storage: Storage) -> None:
     request_resume(storage, LAYOUT, 16_400, "public.t")
     write_decision(storage, LAYOUT, Decision(True, {16_400: "p"}))
     write_taken(storage, LAYOUT, TakenSnapshot(GENERATION, {"relid": 16_400}))
-    write_told(storage, LAYOUT, GENERATION)
+    write_delivered(storage, LAYOUT, GENERATION)
     cancel(storage, LAYOUT, 16_401, "public.u")
     request(storage, LAYOUT, 16_400, "public.t")
 
@@ -226,7 +226,7 @@ def test_each_document_is_read_as_it_was_meant(older: Storage) -> None:
     assert read_resumes(older, LAYOUT) == {16_400}
     assert read_decision(older, LAYOUT) == Decision(True, {16_400: "p"})
     assert read_taken(older, LAYOUT) == [TakenSnapshot(GENERATION, {"relid": 16_400})]
-    assert read_told(older, LAYOUT) == [GENERATION]
+    assert read_delivered(older, LAYOUT) == [GENERATION]
     assert read_wishes(older, LAYOUT) == Wishes({16_400: "public.t"}, {16_401: "public.u"})
     assert MANIFEST.unseal((DOCUMENTS / "prepared.json").read_bytes(), "k") == PREPARED
     directory = pa.py_buffer((DOCUMENTS / "journal_directory.json").read_bytes())
