@@ -377,19 +377,18 @@ def named_files(table: Table) -> set[str]:
     return {path for path in reachable(table)[0] if path.endswith(".parquet")}
 
 
-def manifests_of(table: Table, paths: Collection[str]) -> list[str]:
-    """The manifests of all snapshots that name one of these data files, also as one that is gone, below the table's
-    location."""
+def manifests_of(table: Table, snapshots: Iterable[Snapshot]) -> dict[str, dict[str, DataFile]]:
+    """The manifests of these snapshots, and the data files that each names, also as ones that are gone; all by their
+    paths below the table's location."""
     io = table.io
-    manifests = {m.manifest_path: m for each in table.metadata.snapshots for m in each.manifests(io)}
-    return sorted(
-        _below(table, path)
-        for path, manifest in manifests.items()
-        if any(
-            _below(table, entry.data_file.file_path) in paths
+    manifests = {m.manifest_path: m for each in snapshots for m in each.manifests(io)}
+    return {
+        _below(table, path): {
+            _below(table, entry.data_file.file_path): entry.data_file
             for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)
-        )
-    )
+        }
+        for path, manifest in manifests.items()
+    }
 
 
 def _below(table: Table, path: str) -> str:

@@ -4,9 +4,10 @@ What is otherwise:
 
 - A version is a snapshot's id, and no number rises. So the lines of the manifest that go are those whose versions have
   such a row, found in their files each time. A crash between two steps is mended by doing it all again.
-- The bounds of keys stand in manifests. Those that name a file with such a row are copies, too. A commit leaves one in
-  the newest snapshot, with the files that it has removed; so another commit without files follows it, which leaves
-  that one out (``staged_commits.MergingOverwrite``).
+- The bounds of keys stand in manifests. Those that name a file with such a row are copies, too, and those with such a
+  key as a bound of a file that is gone. A commit leaves one in the newest snapshot, with the files that it has removed;
+  so another commit without files follows it, which leaves that one out (``staged_commits.MergingOverwrite``). A version
+  that has such a one is taken back as if it had the row: the commit that took it out has made it.
 - What nothing names any more the mirror's vacuum removes (``iceberg_vacuum``), or ``remove_copies`` at once.
 
 pyiceberg, no Spark. Called by ``pipeline.erasure``.
@@ -14,16 +15,16 @@ pyiceberg, no Spark. Called by ``pipeline.erasure``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
-from xidstream.pipeline.changelog.manifest import ManifestWriter, base_of, read_lines
+from xidstream.pipeline.changelog.manifest import ManifestWriter
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.iceberg.base_table import IcebergBase, manifests_of, named_files
+from xidstream.pipeline.iceberg.base_table import IcebergBase, listed, manifests_of, named_files
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
@@ -37,6 +38,10 @@ from xidstream.pipeline.mirror.erased_base import (
     rewritten,
 )
 from xidstream.pipeline.pg_rules import labelled_table
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
 
 _DATA: Final = ".parquet"
 
@@ -65,7 +70,6 @@ class ErasedIcebergBase:
                 return None
             try:
                 wanted = keys_in(writer, keys, held)
-                gone = self._versions_with(wanted, check)
                 ranged = ranged_key(writer, any_name=self._bases.bounds_any_name)
                 done = rewritten(writer, self.open, self._slot, wanted, ranged, check, is_in_earlier=None)
                 if done.n_rows:
@@ -73,7 +77,9 @@ class ErasedIcebergBase:
                     writer.put([], [], {owner_id: writer.watermark(owner_id)})
                 reach("base_erased")
                 manifest = ManifestWriter(self._bases, self._slot)
-                manifest.take_back(self._key, gone.__contains__, writer.version)
+                # Asked of the lines that are there then: a refresh that came before this commit may name its version
+                # until the lines are taken back, and not after.
+                manifest.take_back(self._key, self._has_row_in(wanted, check), writer.version)
                 return done
             except SnapshotOutdated:
                 continue
@@ -81,22 +87,28 @@ class ErasedIcebergBase:
             f"the base table of {self._label} was changed by others during {ATTEMPTS} attempts to erase from it"
         )
 
-    def _versions_with(self, keys: RowsOfKeys, check: Callable[[], None]) -> set[int]:
-        """The versions that the manifest names and that have such a row."""
+    def _has_row_in(self, keys: RowsOfKeys, check: Callable[[], None]) -> Callable[[int], bool]:
+        """Whether a version has such a row, or such a key as a bound of a file that is gone. Each file is read once."""
         known: dict[str, bool] = {}
-        found = set()
-        for line in read_lines(self._bases, self._slot):
-            base = base_of(self._bases, line) if line.directory == self._key else None
-            if base is None:
-                continue
+
+        def has_row_in(version: int) -> bool:
+            base, writer = self._bases.at(self._key, version), self.open()
+            snapshot = None if writer is None else writer.loaded.snapshot_by_id(version)
+            if base is None or writer is None or snapshot is None:
+                return False
             check()
-            start = len(base.at.location.uri) + 1
-            for path in (each[start:] for each in base.at.files):
+            start = len(base.location.uri) + 1
+            there = {each[start:] for each in base.files}
+            for path in there:
                 if path not in known:
-                    known[path] = has_row(base.at.location, path, keys)
+                    known[path] = has_row(base.location, path, keys)
                 if known[path]:
-                    found.add(line.version)
-        return found
+                    return True
+            named = manifests_of(writer.loaded, [snapshot]).values()
+            gone = {path: file for files in named for path, file in files.items() if path not in there}
+            return _has_bound(gone, writer.loaded.metadata.schemas, keys)
+
+        return has_row_in
 
     def copies(self, keys: RowsOfKeys) -> tuple[list[str], list[str]]:
         """The paths, below the table's location, of files that the newest snapshot has not and that have such rows,
@@ -117,7 +129,15 @@ class ErasedIcebergBase:
             except pa.ArrowInvalid:
                 n_rows = 1  # it is being written: nobody can know
             (found if n_rows else cleared).append(path)
-        return [*found, *manifests_of(writer.loaded, set(found))], cleared
+        with_row, named = set(found), manifests_of(writer.loaded, writer.loaded.metadata.snapshots)
+        schemas = writer.loaded.metadata.schemas
+        manifests = [
+            path
+            for path, files in sorted(named.items())
+            if not with_row.isdisjoint(files)
+            or _has_bound({p: f for p, f in files.items() if p not in newest}, schemas, keys)
+        ]
+        return [*found, *manifests], cleared
 
     def remove_copies(self, keys: RowsOfKeys) -> None:
         """Remove what ``copies`` finds, also from under whoever reads it, but for what a tag or a branch needs."""
@@ -153,3 +173,23 @@ def keys_of(
 ) -> RowsOfKeys | None:
     writer = base.open()
     return None if writer is None else keys_in(writer, keys, held)
+
+
+def _has_bound(files: Mapping[str, DataFile], schemas: Iterable[Schema], keys: RowsOfKeys) -> bool:
+    """Whether the lowest or the highest values of one of these files are those of a key, where the file has such of all
+    columns of the key. ``schemas``: the table's, of which files are."""
+    for schema in schemas if files else ():
+        found = listed(files, schema).to_pydict()
+        n_files = len(found["path"])
+        for group in keys.literals():
+            bounds = [
+                [found.get(f"{bound}.{name}", [None] * n_files) for bound in ("min", "max")]
+                for name, _ in group
+            ]
+            for i in range(n_files):
+                if all(
+                    not {least[i], greatest[i]}.isdisjoint(values)
+                    for (least, greatest), (_, values) in zip(bounds, group, strict=True)
+                ):
+                    return True
+    return False

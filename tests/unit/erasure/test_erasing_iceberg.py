@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table import Table
+from pyiceberg.table.update.snapshot import _ManifestMergeManager
 
 from tests.spark.support import IDENTITY
 from tests.unit.mirror.test_on_iceberg import (
@@ -26,17 +28,22 @@ from tests.unit.mirror.test_on_iceberg import (
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.manifest import ManifestWriter
 from xidstream.pipeline.erasure import erasing
 from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
 from xidstream.pipeline.errors import ComponentLost, UsageError
 from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.iceberg import staged_commits
 from xidstream.pipeline.iceberg.base_table import manifests_of
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables import erased_rows
 from xidstream.pipeline.log_tables.erased_keys import parse_keys
+from xidstream.pipeline.mirror import erased_iceberg_base
+from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_tables import BaseTables
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresher
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.schema.rows import DELETE
 from xidstream.pipeline.storage.envelope import now
 from xidstream.pipeline.storage.erasure_record import ErasureRecord
 from xidstream.pipeline.storage.keys import Layout
@@ -73,8 +80,10 @@ class Erased:
             LAYOUT,
         )
 
-    def erase(self, key: str = "id = 3", settings: ErasureSettings = SETTINGS) -> ErasureRecord:
-        asked = ErasureRecord("t-1", "", 0, self.upto, now(), "somebody@here", "asked for")
+    def erase(
+        self, key: str = "id = 3", settings: ErasureSettings = SETTINGS, id_: str = "t-1"
+    ) -> ErasureRecord:
+        asked = ErasureRecord(id_, "", 0, self.upto, now(), "somebody@here", "asked for")
         return erase(self.places, LABEL, parse_keys([key]), asked, settings)
 
     def in_log(self) -> list[dict[str, Any]]:
@@ -104,6 +113,12 @@ class Erased:
             for path in folder.rglob("*.parquet"):
                 found |= {row["id"] for row in pq.read_table(path, partitioning=None).to_pylist()}
         return found
+
+
+def naming(table: Table, paths: set[str]) -> list[str]:
+    """The manifests of all snapshots that name one of these files, also as one that is gone."""
+    named = manifests_of(table, table.metadata.snapshots)
+    return [path for path, files in named.items() if not paths.isdisjoint(files)]
 
 
 @pytest.fixture
@@ -141,12 +156,12 @@ def test_at_once_no_file_has_the_row_and_no_metadata_its_key(made: Erased) -> No
     folder = Path(table.location().removeprefix("file://"))
     there = [str(path.relative_to(folder)) for path in folder.rglob("*.parquet")]
     with_row = {p for p in there if 3 in pq.read_table(folder / p, partitioning=None)["id"].to_pylist()}
-    told = manifests_of(table, with_row)
+    told = naming(table, with_row)
     assert with_row and told
     done = made.erase(settings=replace(SETTINGS, at_once=True))
     assert done.copies == () and done.finished_at is not None and 3 not in made.ids_on_disk()
     assert not any((folder / path).exists() for path in told), "they have the lowest and highest keys"
-    assert manifests_of(made.log.table(), with_row) == []
+    assert naming(made.log.table(), with_row) == []
     refreshed(made.mirror)
     made.mirror.vacuum(0)
 
@@ -266,3 +281,99 @@ def test_it_is_so_behind_a_rest_catalog(behind_rest: Log, tmp_path: Path) -> Non
     before = made.in_log()
     assert made.erase(settings=replace(SETTINGS, at_once=True)).finished_at is not None
     assert made.in_log() == [row for row in before if row["id"] != 3] and 3 not in made.ids_on_disk()
+
+
+@pytest.mark.parametrize("case", ["in the source", "deleted", "deleted and vacuumed", "mixed"])
+def test_no_manifest_names_a_file_that_had_the_key_though_manifests_were_merged(
+    made: Erased, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    # The lowest key of the table is a bound.
+    monkeypatch.setattr(staged_commits, "MERGES_AT", 2)
+    if case == "mixed":
+        # As other programs write them: one has what is there and what the commit has taken away.
+        monkeypatch.setattr(staged_commits.MergingOverwrite, "_process_manifests", all_in_one)
+    table = made.log.table()
+    folder = Path(table.location().removeprefix("file://"))
+    there = [str(path.relative_to(folder)) for path in folder.rglob("*.parquet")]
+    with_row = {p for p in there if 0 in pq.read_table(folder / p, partitioning=None)["id"].to_pylist()}
+    if case != "in the source":
+        made.log.tables[LABEL][:] = [row for row in made.log.tables[LABEL] if row["id"] != 0]
+        made.upto = Lsn(made.log.commit((A, [{"id": 0, "name": None, "_change": DELETE}])))
+        refreshed(made.mirror)
+        assert naming(made.log.table(), with_row)
+    monkeypatch.undo()
+    if case == "deleted and vacuumed":
+        monkeypatch.setattr(vacuums, "GRACE", datetime.timedelta(hours=-1))
+        assert made.mirror.vacuum(0).n_files and naming(made.log.table(), with_row)
+        assert not any((folder / path).exists() for path in with_row)
+    done = made.erase("id = 0", replace(SETTINGS, at_once=True))
+    assert done.finished_at is not None and 0 not in made.ids_on_disk()
+    assert naming(made.log.table(), with_row) == []
+    assert not any((folder / path).exists() for path in with_row)
+
+
+def all_in_one(self: Any, manifests: list[Any]) -> list[Any]:
+    return list(_ManifestMergeManager(1 << 20, 2, True, self).merge_manifests(manifests))
+
+
+def test_a_refresh_that_names_its_version_while_the_base_table_is_erased_from_is_done_anew(
+    made: Erased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its version came before the erasure's, and its line after the erasure had read the manifest."""
+    append, reach = ManifestWriter.append, faultpoints.reach
+    waiting: list[Callable[[], None]] = []
+    erased: list[ErasureRecord] = []
+
+    def appends(self: ManifestWriter, *given: Any) -> None:
+        if erased:
+            append(self, *given)
+            return
+        waiting.append(lambda: append(self, *given))
+        erased.append(made.erase())
+        for each in waiting:
+            each()
+
+    def reached(point: str) -> None:
+        if point == "base_erased":
+            while waiting:
+                waiting.pop()()
+        reach(point)
+
+    monkeypatch.setattr(ManifestWriter, "append", appends)
+    monkeypatch.setattr(erased_iceberg_base, "reach", reached)
+    made.mirror.refresh(no_session)
+    assert erased and not waiting
+    assert all(3 not in ids for ids in made.moments().values())
+
+
+def test_a_snapshot_that_is_committed_beside_an_erasure_without_a_row_is_looked_at_too(
+    made: Erased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach = faultpoints.reach
+    taken: list[int] = []
+
+    def commits(point: str) -> None:
+        if point == "erasing_rows" and not taken:
+            taken.append(0)
+            made.log.snapshot(A, [*filled(5), {"id": 7_777, "name": "late"}])
+        reach(point)
+
+    monkeypatch.setattr(erased_rows, "reach", commits)
+    made.upto = Lsn(made.upto + (1 << 30))
+    made.erase("id = 7777")
+    assert taken and 7_777 not in {row["id"] for row in made.in_log()}
+
+
+def test_who_reads_what_another_erasure_has_replaced_just_now_can_finish(made: Erased) -> None:
+    """A run expires snapshots within a minute; nothing tells then that somebody may be reading their files."""
+    catalog = made.log.place.open(makes=False)
+    assert catalog is not None
+    reader = catalog.load_table("shop.public__a").scan()
+    n_rows = len(reader.to_arrow())
+    files = list(reader.plan_files())
+    made.erase("id = 4")
+    table = IcebergTables(made.log.place).open("public__a", LABEL)
+    assert table is not None and table.expire_until(None)[0]
+    done = made.erase(id_="t-2")
+    assert [each for each in files if not Path(each.file.file_path.removeprefix("file://")).exists()] == []
+    assert n_rows and done.finished_at is None
