@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.manifest import ManifestWriter
-from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.iceberg.base_table import IcebergBase, listed, manifests_of, named_files
 from xidstream.pipeline.log_tables import attempt_files
@@ -68,6 +68,13 @@ class ErasedIcebergBase:
             writer = self.open()
             if writer is None:
                 return None
+            if not writer.is_as_made:
+                raise Unsupported(
+                    f"the base table of {self._label} was changed by another program, and which rows its files have "
+                    "is not known until the mirror has made it anew",
+                    remedy="let the mirror do that (its next refresh with something new), or drop the base table in "
+                    "the catalog together with its files; then give the command again",
+                )
             try:
                 wanted = keys_in(writer, keys, held)
                 ranged = ranged_key(writer, any_name=self._bases.bounds_any_name)

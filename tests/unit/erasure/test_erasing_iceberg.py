@@ -20,10 +20,15 @@ from tests.unit.mirror.test_on_iceberg import (
     Log,
     answers,
     behind_rest,
+    compact,
+    delete_a_row,
+    drop_a_column,
     filled,
     log_in,
     no_session,
     refreshed,
+    rename_a_column,
+    set_back,
 )
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline import faultpoints
@@ -31,7 +36,7 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.manifest import ManifestWriter
 from xidstream.pipeline.erasure import erasing
 from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
-from xidstream.pipeline.errors import ComponentLost, UsageError
+from xidstream.pipeline.errors import ComponentLost, Unsupported, UsageError
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import staged_commits
 from xidstream.pipeline.iceberg.base_table import manifests_of
@@ -377,3 +382,16 @@ def test_who_reads_what_another_erasure_has_replaced_just_now_can_finish(made: E
     done = made.erase(id_="t-2")
     assert [each for each in files if not Path(each.file.file_path.removeprefix("file://")).exists()] == []
     assert n_rows and done.finished_at is None
+
+
+@pytest.mark.parametrize("change", [delete_a_row, compact, rename_a_column, drop_a_column, set_back])
+def test_rows_of_a_base_table_that_another_program_has_changed_are_not_said_to_be_erased(
+    made: Erased, change: Callable[[Log], None]
+) -> None:
+    change(made.log)
+    with pytest.raises(Unsupported, match="changed by another program"):
+        made.erase()
+    assert 3 not in {row["id"] for row in made.in_log()}
+    refreshed(made.mirror)
+    done = made.erase(settings=replace(SETTINGS, at_once=True))
+    assert done.finished_at is not None and 3 not in made.ids_on_disk()
