@@ -17,6 +17,7 @@ from pyiceberg.table.update.snapshot import _ManifestMergeManager
 from tests.spark.support import IDENTITY
 from tests.unit.mirror.test_on_iceberg import (
     A,
+    B,
     Log,
     answers,
     behind_rest,
@@ -40,6 +41,7 @@ from xidstream.pipeline.errors import ComponentLost, Unsupported, UsageError
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import staged_commits
 from xidstream.pipeline.iceberg.base_table import manifests_of
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables import erased_rows
 from xidstream.pipeline.log_tables.erased_keys import parse_keys
@@ -48,7 +50,7 @@ from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_tables import BaseTables
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresher
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.schema.rows import DELETE
+from xidstream.pipeline.schema.rows import DELETE, INSERT
 from xidstream.pipeline.storage.envelope import now
 from xidstream.pipeline.storage.erasure_record import ErasureRecord
 from xidstream.pipeline.storage.keys import Layout
@@ -395,3 +397,38 @@ def test_rows_of_a_base_table_that_another_program_has_changed_are_not_said_to_b
     refreshed(made.mirror)
     done = made.erase(settings=replace(SETTINGS, at_once=True))
     assert done.finished_at is not None and 3 not in made.ids_on_disk()
+
+
+@pytest.mark.parametrize("where", ["made", "behind_rest"])
+@pytest.mark.parametrize("step", ["stage", "stage_replacement"])
+def test_a_batch_and_a_merge_in_hand_are_made_again_and_no_row_comes_back_or_twice(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, step: str
+) -> None:
+    given = request.getfixturevalue(where)
+    made: Erased = given if where == "made" else Erased(given, tmp_path)
+    made.log.snapshot(B, filled(2))
+    before = [row for row in made.in_log() if row["id"] != 3]
+    begun: list[int] = []
+    erased: list[ErasureRecord] = []
+    stages = getattr(IcebergTable, step)
+
+    def meanwhile(table: IcebergTable, *args: Any) -> Any:
+        staged = stages(table, *args)
+        if table.label == LABEL and not begun:
+            begun.append(1)
+            erased.append(made.erase())
+        return staged
+
+    monkeypatch.setattr(IcebergTable, step, meanwhile)
+    n = 0
+    while n < 40 and not (erased and n > 1):
+        made.log.commit(*((t, [{"id": 9_000 + n, "name": "z", "_change": INSERT}]) for t in (A, B)))
+        n += 1
+    assert erased and erased[0].n_rows == 3
+    rows = made.in_log()
+    assert [row for row in rows if row["id"] < 9_000] == before
+    assert [row["id"] for row in rows if row["id"] >= 9_000] == list(range(9_000, 9_000 + n))
+    catalog = made.log.place.open(makes=False)
+    assert catalog is not None
+    other = catalog.load_table("shop.public__b").scan().to_arrow()["id"].to_pylist()
+    assert sorted(other) == [0, 1, *range(9_000, 9_000 + n)]
