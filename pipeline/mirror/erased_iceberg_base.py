@@ -24,7 +24,7 @@ from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.manifest import ManifestWriter
 from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.iceberg.base_table import IcebergBase, listed, manifests_of, named_files
+from xidstream.pipeline.iceberg.base_table import IcebergBase, gone_in, listed, manifests_of, named_files
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
@@ -97,6 +97,7 @@ class ErasedIcebergBase:
     def _has_row_in(self, keys: RowsOfKeys, check: Callable[[], None]) -> Callable[[int], bool]:
         """Whether a version has such a row, or such a key as a bound of a file that is gone. Each file is read once."""
         known: dict[str, bool] = {}
+        bounds = _Bounds(keys)
 
         def has_row_in(version: int) -> bool:
             base, writer = self._bases.at(self._key, version), self.open()
@@ -111,9 +112,7 @@ class ErasedIcebergBase:
                     known[path] = has_row(base.location, path, keys)
                 if known[path]:
                     return True
-            named = manifests_of(writer.loaded, [snapshot]).values()
-            gone = {path: file for files in named for path, file in files.items() if path not in there}
-            return _has_bound(gone, writer.loaded.metadata.schemas, keys)
+            return bounds.names_one(gone_in(writer.loaded, snapshot), writer.loaded.metadata.schemas)
 
         return has_row_in
 
@@ -136,13 +135,13 @@ class ErasedIcebergBase:
             except pa.ArrowInvalid:
                 n_rows = 1  # it is being written: nobody can know
             (found if n_rows else cleared).append(path)
-        with_row, named = set(found), manifests_of(writer.loaded, writer.loaded.metadata.snapshots)
-        schemas = writer.loaded.metadata.schemas
+        with_row, bounds = set(found), _Bounds(keys)
+        metadata = writer.loaded.metadata
         manifests = [
             path
-            for path, files in sorted(named.items())
+            for path, files in manifests_of(writer.loaded, metadata.snapshots)
             if not with_row.isdisjoint(files)
-            or _has_bound({p: f for p, f in files.items() if p not in newest}, schemas, keys)
+            or bounds.names_one({p: f for p, f in files.items() if p not in newest}, metadata.schemas)
         ]
         return [*found, *manifests], cleared
 
@@ -182,21 +181,27 @@ def keys_of(
     return None if writer is None else keys_in(writer, keys, held)
 
 
-def _has_bound(files: Mapping[str, DataFile], schemas: Iterable[Schema], keys: RowsOfKeys) -> bool:
-    """Whether the lowest or the highest values of one of these files are those of a key, where the file has such of all
-    columns of the key. ``schemas``: the table's, of which files are."""
-    for schema in schemas if files else ():
-        found = listed(files, schema).to_pydict()
-        n_files = len(found["path"])
-        for group in keys.literals():
-            bounds = [
-                [found.get(f"{bound}.{name}", [None] * n_files) for bound in ("min", "max")]
-                for name, _ in group
-            ]
-            for i in range(n_files):
-                if all(
-                    not {least[i], greatest[i]}.isdisjoint(values)
-                    for (least, greatest), (_, values) in zip(bounds, group, strict=True)
-                ):
-                    return True
-    return False
+class _Bounds:
+    """Which files have one of the keys as their lowest or highest, where they have such of all columns of a key. Each
+    file is looked at once."""
+
+    def __init__(self, keys: RowsOfKeys) -> None:
+        self._groups = keys.literals()
+        self._known: dict[str, bool] = {}
+
+    def names_one(self, files: Mapping[str, DataFile], schemas: Iterable[Schema]) -> bool:
+        """Whether one of these files has. ``schemas``: the table's, of which files are."""
+        new = {path: file for path, file in files.items() if path not in self._known}
+        self._known |= dict.fromkeys(new, False)
+        for schema in schemas if new else ():
+            found = listed(new, schema).to_pydict()
+            for i, path in enumerate(found["path"]):
+                told = {name: values[i] for name, values in found.items() if values[i] is not None}
+                self._known[path] |= any(
+                    all(
+                        not {told.get(f"min.{name}"), told.get(f"max.{name}")}.isdisjoint(values)
+                        for name, values in group
+                    )
+                    for group in self._groups
+                )
+        return any(self._known[path] for path in files)

@@ -39,7 +39,7 @@ from xidstream.pipeline.erasure import erasing
 from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
 from xidstream.pipeline.errors import ComponentLost, Unsupported, UsageError
 from xidstream.pipeline.faultpoints import FaultPlan
-from xidstream.pipeline.iceberg import staged_commits
+from xidstream.pipeline.iceberg import expiring, staged_commits
 from xidstream.pipeline.iceberg.base_table import manifests_of
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
@@ -125,7 +125,7 @@ class Erased:
 def naming(table: Table, paths: set[str]) -> list[str]:
     """The manifests of all snapshots that name one of these files, also as one that is gone."""
     named = manifests_of(table, table.metadata.snapshots)
-    return [path for path, files in named.items() if not paths.isdisjoint(files)]
+    return [path for path, files in named if not paths.isdisjoint(files)]
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_a_file_that_was_replaced_within_the_hour_stays_though_the_run_has_expir
 
 
 @pytest.mark.parametrize(
-    "point", ["erasing_rows", "rows_erased", "base_written", "base_erased", "erasure_told"]
+    "point", ["erasing_rows", "rows_erased", "base_written", "base_committed", "base_erased", "erasure_told"]
 )
 def test_one_that_ended_anywhere_is_given_again_and_ends_in_the_same_state(
     made: Erased, monkeypatch: pytest.MonkeyPatch, point: str
@@ -369,6 +369,19 @@ def test_a_snapshot_that_is_committed_beside_an_erasure_without_a_row_is_looked_
     made.upto = Lsn(made.upto + (1 << 30))
     made.erase("id = 7777")
     assert taken and 7_777 not in {row["id"] for row in made.in_log()}
+
+
+def test_its_commit_leaves_old_snapshots_to_the_run_which_removes_their_files(
+    made: Erased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiring, "KEPT_SNAPSHOTS", 1)
+    monkeypatch.setattr(expiring, "EXPIRES_EVERY", 1)
+    table = IcebergTables(made.log.place).open("public__a", LABEL)
+    assert table is not None
+    n_before = len(table.loaded.metadata.snapshots)
+    made.erase()
+    table.refresh()
+    assert len(table.loaded.metadata.snapshots) == n_before + 1 > 2
 
 
 def test_who_reads_what_another_erasure_has_replaced_just_now_can_finish(made: Erased) -> None:
