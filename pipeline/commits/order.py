@@ -259,8 +259,9 @@ class CommitOrder:
         return _batch(number, entries, n_rows, n_bytes, self.parking)
 
     def is_pressing(self, pace: Pace, now_us: int) -> bool:
-        """Whether the next batch is none that ``pace`` leaves to grow. ``now_us``: microseconds since 1970."""
-        n_rows = 0
+        """Whether the next batch is none that ``pace`` leaves to grow, or is full. ``now_us``: microseconds since
+        1970."""
+        n_rows = n_bytes = 0
         is_first = True
         for entry in self._releasable():
             content = entry.content
@@ -271,7 +272,10 @@ class CommitOrder:
                 if now_us - committed_us > pace.behind_s * 1e6:
                     return True
             n_rows += content.n_rows
+            n_bytes += content.n_bytes
             if content.segments or n_rows >= pace.large_rows:
+                return True
+            if n_rows >= self._batch_rows or n_bytes >= self._batch_bytes:
                 return True
         return False
 

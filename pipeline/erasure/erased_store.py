@@ -53,8 +53,9 @@ class ErasedStore(Protocol):
         """None where there is no base table."""
         ...
 
-    def in_log(self, keys: ErasedKeys, upto: int, recent: Set[str], *, at_once: bool) -> Found:
-        """Remove what may go. ``recent``: copies that are known, and may be in use for a while yet."""
+    def in_log(self, keys: ErasedKeys, upto: int, recent: Set[str] | None, *, at_once: bool) -> Found:
+        """Remove what may go. ``recent``: copies that may be in use for a while yet; None: each may, where the format
+        does not tell when it was replaced."""
         ...
 
     def in_base(self, keys: ErasedKeys, held: Held, *, at_once: bool) -> Found: ...
@@ -88,7 +89,7 @@ class DeltaStore:
     def erase_base(self, keys: ErasedKeys, held: Held, check: Check) -> ErasedBase | None:
         return erase_base(self._log.root, self._log.application_id, self._label, keys, held, check)
 
-    def in_log(self, keys: ErasedKeys, upto: int, recent: Set[str], *, at_once: bool) -> Found:
+    def in_log(self, keys: ErasedKeys, upto: int, recent: Set[str] | None, *, at_once: bool) -> Found:
         return Found(*copies_in_log(self._table, self._label, keys, upto, at_once=at_once))
 
     def in_base(self, keys: ErasedKeys, held: Held, *, at_once: bool) -> Found:

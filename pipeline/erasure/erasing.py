@@ -243,8 +243,10 @@ def _copies(
     """What may have such rows, and which files that no commit names have none."""
     _, found = places.log.log_table(record.table)
     held = rows_of_keys(keys, found.columns, found.properties, record.table).held
-    is_recent = record.erased_at is not None and now() - record.erased_at < _IN_USE
-    recent = {copy.path for copy in record.copies if is_recent and copy.where == LOG}
+    recent: set[str] | None = None
+    if record.erased_at is not None:
+        is_recent = now() - record.erased_at < _IN_USE
+        recent = {copy.path for copy in record.copies if is_recent and copy.where == LOG}
     of_log = store.in_log(keys, int(record.upto_lsn), recent, at_once=settings.at_once)
     of_base = store.in_base(keys, held, at_once=settings.at_once)
     copies = [Copy(where, path) for where, each in ((LOG, of_log), (BASE, of_base)) for path in each.copies]

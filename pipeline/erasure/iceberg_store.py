@@ -55,7 +55,7 @@ class IcebergStore:
     def erase_base(self, keys: ErasedKeys, held: Held, check: Check) -> ErasedBase | None:
         return self._base.erase(keys, held, check)
 
-    def in_log(self, keys: ErasedKeys, upto: int, recent: Set[str], *, at_once: bool) -> Found:
+    def in_log(self, keys: ErasedKeys, upto: int, recent: Set[str] | None, *, at_once: bool) -> Found:
         return Found(*copies_in_log(self._open, keys, self._label, upto, at_once=at_once, recent=recent))
 
     def in_base(self, keys: ErasedKeys, held: Held, *, at_once: bool) -> Found:

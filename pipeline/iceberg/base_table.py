@@ -27,14 +27,14 @@ Called by ``changelog.iceberg_bases``. No Spark.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import TableProperties
 from pyiceberg.table.update import (
@@ -377,19 +377,28 @@ def named_files(table: Table) -> set[str]:
     return {path for path in reachable(table)[0] if path.endswith(".parquet")}
 
 
-def manifests_of(table: Table, paths: Collection[str]) -> list[str]:
-    """The manifests of all snapshots that name one of these data files, also as one that is gone, below the table's
-    location."""
-    io = table.io
-    manifests = {m.manifest_path: m for each in table.metadata.snapshots for m in each.manifests(io)}
-    return sorted(
-        _below(table, path)
-        for path, manifest in manifests.items()
-        if any(
-            _below(table, entry.data_file.file_path) in paths
-            for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)
+def manifests_of(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[tuple[str, dict[str, DataFile]]]:
+    """The manifests of these snapshots, one after the other, each with the data files that it names, also as ones that
+    are gone; all by their paths below the table's location."""
+    manifests = {m.manifest_path: m for each in snapshots for m in each.manifests(table.io)}
+    for path, manifest in sorted(manifests.items()):
+        entries = manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+        yield (
+            _below(table, path),
+            {_below(table, each.data_file.file_path): each.data_file for each in entries},
         )
-    )
+
+
+def gone_in(table: Table, snapshot: Snapshot) -> dict[str, DataFile]:
+    """The data files that the manifests of a snapshot name as ones that are gone, by their paths below the table's
+    location."""
+    manifests = [each for each in snapshot.manifests(table.io) if each.deleted_files_count]
+    return {
+        _below(table, entry.data_file.file_path): entry.data_file
+        for each in manifests
+        for entry in each.fetch_manifest_entry(table.io, discard_deleted=False)
+        if entry.status is ManifestEntryStatus.DELETED
+    }
 
 
 def _below(table: Table, path: str) -> str:

@@ -10,9 +10,9 @@ A file is read in the names and the types that the table has now, as a merge rea
 
 - one that an older snapshot names may be open in a reader. It stays until that snapshot is expired, which is done here
   an hour after another one followed it (``upkeep.DELAY_S``), or at once where that is asked for;
-- one that no snapshot names, and that an erasure has replaced within the last hour (``recent``), stays as well: the run
-  may have expired the snapshot;
-- any other goes now: nobody can name it any more;
+- one that no snapshot names may have been replaced just now, by this erasure, another one or a merge, and the run has
+  expired the snapshot: nothing tells that. So what is found first stays for an hour as well (``recent``);
+- any other goes: nobody can name it any more;
 - one that is none of ours by its name is told, and left.
 
 The metadata of a log's table have no value of a row.
@@ -55,6 +55,7 @@ class IcebergErasedTable:
 
     def __init__(self, table: IcebergTable) -> None:
         self._table = table
+        table.expires = False
         self._snapshot = IcebergTableSnapshot(table)
         self.location = table.location
         self.columns = table.columns
@@ -104,19 +105,17 @@ class IcebergErasedTable:
                 yield Conform.of(wanted, [todays[name] for name in rows.schema.names])(rows)
 
     def replace(self, added: Sequence[WrittenFile], removed: Sequence[str], marks: Mapping[str, int]) -> None:
-        if not removed:
-            # As Delta's commit without files: what has read the table before it is refused.
-            self._table.commit([], {}, marks=marks, merges=False)
-            return
-        self._table.commit(added, {}, marks=marks, merges=False, removed=removed)
+        # Without files, too: what has read the table before it is refused, and a snapshot that was committed since may
+        # have such rows.
+        self._table.commit(added, {}, marks=marks, merges=False, removed=removed, once=True)
 
 
 def copies_in_log(
-    open_table: Open, keys: ErasedKeys, label: str, upto: int, *, at_once: bool, recent: Set[str]
+    open_table: Open, keys: ErasedKeys, label: str, upto: int, *, at_once: bool, recent: Set[str] | None
 ) -> tuple[list[str], list[str]]:
     """Remove what may go, and return what stays, and what has no such row and is not in the newest snapshot; as paths
-    below the table. ``recent``: what an erasure has replaced within the last hour. Raises OSError, StorageFault and
-    what pyarrow and pyiceberg raise."""
+    below the table. ``recent``: what this erasure has found within the last hour; None: it has not looked before.
+    Raises OSError, StorageFault and what pyarrow and pyiceberg raise."""
     table = _expired(open_table, at_once=at_once)
     if table is None:
         return [], []
@@ -134,7 +133,7 @@ def copies_in_log(
         except pa.ArrowException:
             stays.append(path)
             continue
-        may_go = path not in named and (at_once or path not in recent)
+        may_go = path not in named and (at_once or (recent is not None and path not in recent))
         if n_rows:
             (goes if may_go and path.startswith((OWN, SNAPSHOT_FILES)) else stays).append(path)
         else:

@@ -117,6 +117,8 @@ class IcebergTable:
 
     upkeep: IcebergUpkeep | None = None
     """Is told of snapshots that were expired, for a table of the sink."""
+    expires = True
+    """Whether its commits expire old snapshots. Not where the run is to do that, which removes their files."""
     newest: Newest | None = None
     """For a table to which several handles of this process commit."""
     merging: Merging | None = None
@@ -280,12 +282,13 @@ class IcebergTable:
         marks: Mapping[str, int] = MappingProxyType({}),
         merges: bool = True,
         removed: Sequence[str] = (),
+        once: bool = False,
     ) -> None:
         """``LogTableWriter.commit``. Manifests are merged in the same commit, and small files after it.
 
         ``removed`` are paths of files, below ``location``, whose rows are in ``files``, or are to go. Such a commit is
         tried once: SnapshotOutdated is raised, too, where one of them is not in the snapshot, and where anybody else
-        has committed since the table was read."""
+        has committed since the table was read. ``once``: without such files, too."""
         moved = self.begin(files, versions, marks)
         for _ in range(ATTEMPTS):
             staged = self.stage(files, moved, lsn_column, removed)
@@ -294,7 +297,7 @@ class IcebergTable:
                 break
             except CommitFailedException as error:
                 staged.discard()
-                if removed:
+                if removed or once:
                     raise SnapshotOutdated(self.label) from error
                 self.reload_behind_harmless(moved)
         else:
@@ -410,7 +413,22 @@ class IcebergTable:
                     for path in paths:
                         self._table.io.delete(path)
                     raise
+            except ValueError as error:
+                # By pyiceberg, ahead of all that it writes: the main branch is where it was.
+                if not self._expires_gone(transaction):
+                    raise
+                raise CommitFailedException("others have expired the same snapshots") from error
         self._tell_newest()
+
+    def _expires_gone(self, transaction: Transaction) -> bool:
+        """Whether a commit expires snapshots that the table, as the catalog has it now, has not any more."""
+        expired = {
+            i for u in transaction._updates if isinstance(u, RemoveSnapshotsUpdate) for i in u.snapshot_ids
+        }
+        if not expired:
+            return False
+        newest = self._table.catalog.load_table(self._table.name())
+        return not expired <= {each.snapshot_id for each in newest.metadata.snapshots}
 
     def _was_taken(self, transaction: Transaction, paths: Collection[str]) -> bool:
         """Whether a commit that the catalog has refused is the table's newest all the same: a driver that sends a
@@ -510,7 +528,7 @@ class IcebergTable:
 
     def _expire(self, transaction: Transaction) -> list[Snapshot]:
         """Have the commit remove the oldest snapshots, if there are many."""
-        expired = old_snapshots(self._table.metadata)
+        expired = old_snapshots(self._table.metadata) if self.expires else []
         if expired:
             ids = [each.snapshot_id for each in expired]
             transaction._stage((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": ids}),))

@@ -143,17 +143,28 @@ class MergingOverwrite(_OverwriteFiles):
     more, one of them with nothing but files that are gone. To read a manifest takes 5 ms of CPU, whatever is in it.
 
     What an earlier commit has taken away needs no manifest any more. Several such that fit in one would be merged into
-    one without entries, which pyiceberg refuses to write: so no later commit would succeed."""
+    one without entries, which pyiceberg refuses to write: so no later commit would succeed.
+
+    A file that is gone has bounds in its manifest, which are keys of rows that may be erased. So the files that this
+    commit takes away stand in a manifest of their own, and those that an earlier one has taken away in none: two
+    commits after a file has gone the newest snapshot says nothing of it."""
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         merging = _ManifestMergeManager(MANIFEST_BYTES, MERGES_AT, True, self)
-        data = [each for each in manifests if each.content is ManifestContent.DATA and self._is_needed(each)]
+        data = [each for each in manifests if each.content is ManifestContent.DATA]
         others = [each for each in manifests if each.content is not ManifestContent.DATA]
-        return merging.merge_manifests(data) + others
+        there = [each for each in data if each.has_added_files() or each.has_existing_files()]
+        gone = [each for each in data if each not in there and self._is_ours(each)]
+        cleared = [
+            merging._create_manifest(each.partition_spec_id, [each])
+            if each.deleted_files_count and not self._is_ours(each)
+            else each
+            for each in there
+        ]
+        return merging.merge_manifests(cleared) + gone + others
 
-    def _is_needed(self, manifest: ManifestFile) -> bool:
-        is_new = manifest.added_snapshot_id in (None, self.snapshot_id)
-        return is_new or manifest.has_added_files() or manifest.has_existing_files()
+    def _is_ours(self, manifest: ManifestFile) -> bool:
+        return manifest.added_snapshot_id in (None, self.snapshot_id)
 
 
 class Replacement(_OverwriteFiles):

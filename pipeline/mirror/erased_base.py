@@ -167,12 +167,16 @@ def _earlier_files(writer: DeltaBase, root: Location, slot: str) -> list[str]:
 
 
 def has_row(location: Location, path: str, keys: RowsOfKeys) -> bool:
+    """Whether a file of a version has such a row, or cannot be asked: its column had another type then, and values that
+    are none of the type of now."""
     try:
         with location.open(path) as source, pq.ParquetFile(source) as file:
             there = [name for name in keys.columns if name in file.schema_arrow.names]
             return any(pc.any(keys.among(rows)).as_py() for rows in file.iter_batches(columns=there))
     except FileNotFoundError:
         return False  # the vacuum has removed it: no version that has it is named any more
+    except pa.ArrowInvalid:
+        return True
 
 
 def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> tuple[list[str], list[str]]:

@@ -4,9 +4,10 @@ What is otherwise:
 
 - A version is a snapshot's id, and no number rises. So the lines of the manifest that go are those whose versions have
   such a row, found in their files each time. A crash between two steps is mended by doing it all again.
-- The bounds of keys stand in manifests. Those that name a file with such a row are copies, too. A commit leaves one in
-  the newest snapshot, with the files that it has removed; so another commit without files follows it, which leaves
-  that one out (``staged_commits.MergingOverwrite``).
+- The bounds of keys stand in manifests. Those that name a file with such a row are copies, too, and those with such a
+  key as a bound of a file that is gone. A commit leaves one in the newest snapshot, with the files that it has removed;
+  so another commit without files follows it, which leaves that one out (``staged_commits.MergingOverwrite``). A version
+  that has such a one is taken back as if it had the row: the commit that took it out has made it.
 - What nothing names any more the mirror's vacuum removes (``iceberg_vacuum``), or ``remove_copies`` at once.
 
 pyiceberg, no Spark. Called by ``pipeline.erasure``.
@@ -14,16 +15,16 @@ pyiceberg, no Spark. Called by ``pipeline.erasure``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
-from xidstream.pipeline.changelog.manifest import ManifestWriter, base_of, read_lines
-from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.changelog.manifest import ManifestWriter
+from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.iceberg.base_table import IcebergBase, manifests_of, named_files
+from xidstream.pipeline.iceberg.base_table import IcebergBase, gone_in, listed, manifests_of, named_files
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
@@ -37,6 +38,10 @@ from xidstream.pipeline.mirror.erased_base import (
     rewritten,
 )
 from xidstream.pipeline.pg_rules import labelled_table
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
 
 _DATA: Final = ".parquet"
 
@@ -63,9 +68,15 @@ class ErasedIcebergBase:
             writer = self.open()
             if writer is None:
                 return None
+            if not writer.is_as_made:
+                raise Unsupported(
+                    f"the base table of {self._label} was changed by another program, and which rows its files have "
+                    "is not known until the mirror has made it anew",
+                    remedy="let the mirror do that (its next refresh with something new), or drop the base table in "
+                    "the catalog together with its files; then give the command again",
+                )
             try:
                 wanted = keys_in(writer, keys, held)
-                gone = self._versions_with(wanted, check)
                 ranged = ranged_key(writer, any_name=self._bases.bounds_any_name)
                 done = rewritten(writer, self.open, self._slot, wanted, ranged, check, is_in_earlier=None)
                 if done.n_rows:
@@ -73,7 +84,9 @@ class ErasedIcebergBase:
                     writer.put([], [], {owner_id: writer.watermark(owner_id)})
                 reach("base_erased")
                 manifest = ManifestWriter(self._bases, self._slot)
-                manifest.take_back(self._key, gone.__contains__, writer.version)
+                # Asked of the lines that are there then: a refresh that came before this commit may name its version
+                # until the lines are taken back, and not after.
+                manifest.take_back(self._key, self._has_row_in(wanted, check), writer.version)
                 return done
             except SnapshotOutdated:
                 continue
@@ -81,22 +94,27 @@ class ErasedIcebergBase:
             f"the base table of {self._label} was changed by others during {ATTEMPTS} attempts to erase from it"
         )
 
-    def _versions_with(self, keys: RowsOfKeys, check: Callable[[], None]) -> set[int]:
-        """The versions that the manifest names and that have such a row."""
+    def _has_row_in(self, keys: RowsOfKeys, check: Callable[[], None]) -> Callable[[int], bool]:
+        """Whether a version has such a row, or such a key as a bound of a file that is gone. Each file is read once."""
         known: dict[str, bool] = {}
-        found = set()
-        for line in read_lines(self._bases, self._slot):
-            base = base_of(self._bases, line) if line.directory == self._key else None
-            if base is None:
-                continue
+        bounds = _Bounds(keys)
+
+        def has_row_in(version: int) -> bool:
+            base, writer = self._bases.at(self._key, version), self.open()
+            snapshot = None if writer is None else writer.loaded.snapshot_by_id(version)
+            if base is None or writer is None or snapshot is None:
+                return False
             check()
-            start = len(base.at.location.uri) + 1
-            for path in (each[start:] for each in base.at.files):
+            start = len(base.location.uri) + 1
+            there = {each[start:] for each in base.files}
+            for path in there:
                 if path not in known:
-                    known[path] = has_row(base.at.location, path, keys)
+                    known[path] = has_row(base.location, path, keys)
                 if known[path]:
-                    found.add(line.version)
-        return found
+                    return True
+            return bounds.names_one(gone_in(writer.loaded, snapshot), writer.loaded.metadata.schemas)
+
+        return has_row_in
 
     def copies(self, keys: RowsOfKeys) -> tuple[list[str], list[str]]:
         """The paths, below the table's location, of files that the newest snapshot has not and that have such rows,
@@ -117,7 +135,15 @@ class ErasedIcebergBase:
             except pa.ArrowInvalid:
                 n_rows = 1  # it is being written: nobody can know
             (found if n_rows else cleared).append(path)
-        return [*found, *manifests_of(writer.loaded, set(found))], cleared
+        with_row, bounds = set(found), _Bounds(keys)
+        metadata = writer.loaded.metadata
+        manifests = [
+            path
+            for path, files in manifests_of(writer.loaded, metadata.snapshots)
+            if not with_row.isdisjoint(files)
+            or bounds.names_one({p: f for p, f in files.items() if p not in newest}, metadata.schemas)
+        ]
+        return [*found, *manifests], cleared
 
     def remove_copies(self, keys: RowsOfKeys) -> None:
         """Remove what ``copies`` finds, also from under whoever reads it, but for what a tag or a branch needs."""
@@ -153,3 +179,29 @@ def keys_of(
 ) -> RowsOfKeys | None:
     writer = base.open()
     return None if writer is None else keys_in(writer, keys, held)
+
+
+class _Bounds:
+    """Which files have one of the keys as their lowest or highest, where they have such of all columns of a key. Each
+    file is looked at once."""
+
+    def __init__(self, keys: RowsOfKeys) -> None:
+        self._groups = keys.literals()
+        self._known: dict[str, bool] = {}
+
+    def names_one(self, files: Mapping[str, DataFile], schemas: Iterable[Schema]) -> bool:
+        """Whether one of these files has. ``schemas``: the table's, of which files are."""
+        new = {path: file for path, file in files.items() if path not in self._known}
+        self._known |= dict.fromkeys(new, False)
+        for schema in schemas if new else ():
+            found = listed(new, schema).to_pydict()
+            for i, path in enumerate(found["path"]):
+                told = {name: values[i] for name, values in found.items() if values[i] is not None}
+                self._known[path] |= any(
+                    all(
+                        not {told.get(f"min.{name}"), told.get(f"max.{name}")}.isdisjoint(values)
+                        for name, values in group
+                    )
+                    for group in self._groups
+                )
+        return any(self._known[path] for path in files)

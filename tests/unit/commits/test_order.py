@@ -55,8 +55,8 @@ def test_transaction_that_is_sealed_first_waits_for_the_one_that_committed_first
 def test_what_may_grow_is_few_rows_in_memory_that_committed_just_now() -> None:
     pace, now_us = Pace(hold_s=1.0, large_rows=20, behind_s=3.0), 10_000_000
 
-    def is_pressing(*contents: Sealed) -> bool:
-        order = make_order()
+    def is_pressing(*contents: Sealed, rows: int = 100, n_bytes: int = 10_000) -> bool:
+        order = make_order(rows, n_bytes)
         for i, each in enumerate(contents):
             add(order, i, 100 * (i + 1))
             order.fill(i, each)
@@ -70,6 +70,10 @@ def test_what_may_grow_is_few_rows_in_memory_that_committed_just_now() -> None:
     assert not is_pressing()
     assert not is_pressing(of(10), of(9))
     assert is_pressing(of(10), of(10)), "many rows"
+    assert not is_pressing(of(10), rows=11) and is_pressing(of(10), of(1), rows=11), (
+        "no more rows fit into it"
+    )
+    assert not is_pressing(of(1), n_bytes=11) and is_pressing(of(1), of(1), n_bytes=20), "nor more bytes"
     table = RelationVersion(1, "public", "t", ReplicaIdentity.DEFAULT, (Column("a", 25, -1, True),))
     part = SegmentPart(Segment("key", table, RowFile(1, 1000, "0", 0, ())), CommitStamp(100, now_us))
     assert is_pressing(of(1), dataclasses.replace(of(1), segments=(part,))), "a large transaction"

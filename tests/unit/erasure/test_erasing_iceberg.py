@@ -4,39 +4,53 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table import Table
+from pyiceberg.table.update.snapshot import _ManifestMergeManager
 
 from tests.spark.support import IDENTITY
 from tests.unit.mirror.test_on_iceberg import (
     A,
+    B,
     Log,
     answers,
     behind_rest,
+    compact,
+    delete_a_row,
+    drop_a_column,
     filled,
     log_in,
     no_session,
     refreshed,
+    rename_a_column,
+    set_back,
 )
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.manifest import ManifestWriter
 from xidstream.pipeline.erasure import erasing
 from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
-from xidstream.pipeline.errors import ComponentLost, UsageError
+from xidstream.pipeline.errors import ComponentLost, Unsupported, UsageError
 from xidstream.pipeline.faultpoints import FaultPlan
+from xidstream.pipeline.iceberg import expiring, staged_commits
 from xidstream.pipeline.iceberg.base_table import manifests_of
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables import erased_rows
 from xidstream.pipeline.log_tables.erased_keys import parse_keys
+from xidstream.pipeline.mirror import erased_iceberg_base
+from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_tables import BaseTables
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresher
 from xidstream.pipeline.pg import Lsn
+from xidstream.pipeline.schema.rows import DELETE, INSERT
 from xidstream.pipeline.storage.envelope import now
 from xidstream.pipeline.storage.erasure_record import ErasureRecord
 from xidstream.pipeline.storage.keys import Layout
@@ -73,8 +87,10 @@ class Erased:
             LAYOUT,
         )
 
-    def erase(self, key: str = "id = 3", settings: ErasureSettings = SETTINGS) -> ErasureRecord:
-        asked = ErasureRecord("t-1", "", 0, self.upto, now(), "somebody@here", "asked for")
+    def erase(
+        self, key: str = "id = 3", settings: ErasureSettings = SETTINGS, id_: str = "t-1"
+    ) -> ErasureRecord:
+        asked = ErasureRecord(id_, "", 0, self.upto, now(), "somebody@here", "asked for")
         return erase(self.places, LABEL, parse_keys([key]), asked, settings)
 
     def in_log(self) -> list[dict[str, Any]]:
@@ -104,6 +120,12 @@ class Erased:
             for path in folder.rglob("*.parquet"):
                 found |= {row["id"] for row in pq.read_table(path, partitioning=None).to_pylist()}
         return found
+
+
+def naming(table: Table, paths: set[str]) -> list[str]:
+    """The manifests of all snapshots that name one of these files, also as one that is gone."""
+    named = manifests_of(table, table.metadata.snapshots)
+    return [path for path, files in named if not paths.isdisjoint(files)]
 
 
 @pytest.fixture
@@ -141,12 +163,12 @@ def test_at_once_no_file_has_the_row_and_no_metadata_its_key(made: Erased) -> No
     folder = Path(table.location().removeprefix("file://"))
     there = [str(path.relative_to(folder)) for path in folder.rglob("*.parquet")]
     with_row = {p for p in there if 3 in pq.read_table(folder / p, partitioning=None)["id"].to_pylist()}
-    told = manifests_of(table, with_row)
+    told = naming(table, with_row)
     assert with_row and told
     done = made.erase(settings=replace(SETTINGS, at_once=True))
     assert done.copies == () and done.finished_at is not None and 3 not in made.ids_on_disk()
     assert not any((folder / path).exists() for path in told), "they have the lowest and highest keys"
-    assert manifests_of(made.log.table(), with_row) == []
+    assert naming(made.log.table(), with_row) == []
     refreshed(made.mirror)
     made.mirror.vacuum(0)
 
@@ -188,7 +210,7 @@ def test_a_file_that_was_replaced_within_the_hour_stays_though_the_run_has_expir
 
 
 @pytest.mark.parametrize(
-    "point", ["erasing_rows", "rows_erased", "base_written", "base_erased", "erasure_told"]
+    "point", ["erasing_rows", "rows_erased", "base_written", "base_committed", "base_erased", "erasure_told"]
 )
 def test_one_that_ended_anywhere_is_given_again_and_ends_in_the_same_state(
     made: Erased, monkeypatch: pytest.MonkeyPatch, point: str
@@ -266,3 +288,160 @@ def test_it_is_so_behind_a_rest_catalog(behind_rest: Log, tmp_path: Path) -> Non
     before = made.in_log()
     assert made.erase(settings=replace(SETTINGS, at_once=True)).finished_at is not None
     assert made.in_log() == [row for row in before if row["id"] != 3] and 3 not in made.ids_on_disk()
+
+
+@pytest.mark.parametrize("case", ["in the source", "deleted", "deleted and vacuumed", "mixed"])
+def test_no_manifest_names_a_file_that_had_the_key_though_manifests_were_merged(
+    made: Erased, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    # The lowest key of the table is a bound.
+    monkeypatch.setattr(staged_commits, "MERGES_AT", 2)
+    if case == "mixed":
+        # As other programs write them: one has what is there and what the commit has taken away.
+        monkeypatch.setattr(staged_commits.MergingOverwrite, "_process_manifests", all_in_one)
+    table = made.log.table()
+    folder = Path(table.location().removeprefix("file://"))
+    there = [str(path.relative_to(folder)) for path in folder.rglob("*.parquet")]
+    with_row = {p for p in there if 0 in pq.read_table(folder / p, partitioning=None)["id"].to_pylist()}
+    if case != "in the source":
+        made.log.tables[LABEL][:] = [row for row in made.log.tables[LABEL] if row["id"] != 0]
+        made.upto = Lsn(made.log.commit((A, [{"id": 0, "name": None, "_change": DELETE}])))
+        refreshed(made.mirror)
+        assert naming(made.log.table(), with_row)
+    monkeypatch.undo()
+    if case == "deleted and vacuumed":
+        monkeypatch.setattr(vacuums, "GRACE", datetime.timedelta(hours=-1))
+        assert made.mirror.vacuum(0).n_files and naming(made.log.table(), with_row)
+        assert not any((folder / path).exists() for path in with_row)
+    done = made.erase("id = 0", replace(SETTINGS, at_once=True))
+    assert done.finished_at is not None and 0 not in made.ids_on_disk()
+    assert naming(made.log.table(), with_row) == []
+    assert not any((folder / path).exists() for path in with_row)
+
+
+def all_in_one(self: Any, manifests: list[Any]) -> list[Any]:
+    return list(_ManifestMergeManager(1 << 20, 2, True, self).merge_manifests(manifests))
+
+
+def test_a_refresh_that_names_its_version_while_the_base_table_is_erased_from_is_done_anew(
+    made: Erased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its version came before the erasure's, and its line after the erasure had read the manifest."""
+    append, reach = ManifestWriter.append, faultpoints.reach
+    waiting: list[Callable[[], None]] = []
+    erased: list[ErasureRecord] = []
+
+    def appends(self: ManifestWriter, *given: Any) -> None:
+        if erased:
+            append(self, *given)
+            return
+        waiting.append(lambda: append(self, *given))
+        erased.append(made.erase())
+        for each in waiting:
+            each()
+
+    def reached(point: str) -> None:
+        if point == "base_erased":
+            while waiting:
+                waiting.pop()()
+        reach(point)
+
+    monkeypatch.setattr(ManifestWriter, "append", appends)
+    monkeypatch.setattr(erased_iceberg_base, "reach", reached)
+    made.mirror.refresh(no_session)
+    assert erased and not waiting
+    assert all(3 not in ids for ids in made.moments().values())
+
+
+def test_a_snapshot_that_is_committed_beside_an_erasure_without_a_row_is_looked_at_too(
+    made: Erased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach = faultpoints.reach
+    taken: list[int] = []
+
+    def commits(point: str) -> None:
+        if point == "erasing_rows" and not taken:
+            taken.append(0)
+            made.log.snapshot(A, [*filled(5), {"id": 7_777, "name": "late"}])
+        reach(point)
+
+    monkeypatch.setattr(erased_rows, "reach", commits)
+    made.upto = Lsn(made.upto + (1 << 30))
+    made.erase("id = 7777")
+    assert taken and 7_777 not in {row["id"] for row in made.in_log()}
+
+
+def test_its_commit_leaves_old_snapshots_to_the_run_which_removes_their_files(
+    made: Erased, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiring, "KEPT_SNAPSHOTS", 1)
+    monkeypatch.setattr(expiring, "EXPIRES_EVERY", 1)
+    table = IcebergTables(made.log.place).open("public__a", LABEL)
+    assert table is not None
+    n_before = len(table.loaded.metadata.snapshots)
+    made.erase()
+    table.refresh()
+    assert len(table.loaded.metadata.snapshots) == n_before + 1 > 2
+
+
+def test_who_reads_what_another_erasure_has_replaced_just_now_can_finish(made: Erased) -> None:
+    """A run expires snapshots within a minute; nothing tells then that somebody may be reading their files."""
+    catalog = made.log.place.open(makes=False)
+    assert catalog is not None
+    reader = catalog.load_table("shop.public__a").scan()
+    n_rows = len(reader.to_arrow())
+    files = list(reader.plan_files())
+    made.erase("id = 4")
+    table = IcebergTables(made.log.place).open("public__a", LABEL)
+    assert table is not None and table.expire_until(None)[0]
+    done = made.erase(id_="t-2")
+    assert [each for each in files if not Path(each.file.file_path.removeprefix("file://")).exists()] == []
+    assert n_rows and done.finished_at is None
+
+
+@pytest.mark.parametrize("change", [delete_a_row, compact, rename_a_column, drop_a_column, set_back])
+def test_rows_of_a_base_table_that_another_program_has_changed_are_not_said_to_be_erased(
+    made: Erased, change: Callable[[Log], None]
+) -> None:
+    change(made.log)
+    with pytest.raises(Unsupported, match="changed by another program"):
+        made.erase()
+    assert 3 not in {row["id"] for row in made.in_log()}
+    refreshed(made.mirror)
+    done = made.erase(settings=replace(SETTINGS, at_once=True))
+    assert done.finished_at is not None and 3 not in made.ids_on_disk()
+
+
+@pytest.mark.parametrize("where", ["made", "behind_rest"])
+@pytest.mark.parametrize("step", ["stage", "stage_replacement"])
+def test_a_batch_and_a_merge_in_hand_are_made_again_and_no_row_comes_back_or_twice(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, step: str
+) -> None:
+    given = request.getfixturevalue(where)
+    made: Erased = given if where == "made" else Erased(given, tmp_path)
+    made.log.snapshot(B, filled(2))
+    before = [row for row in made.in_log() if row["id"] != 3]
+    begun: list[int] = []
+    erased: list[ErasureRecord] = []
+    stages = getattr(IcebergTable, step)
+
+    def meanwhile(table: IcebergTable, *args: Any) -> Any:
+        staged = stages(table, *args)
+        if table.label == LABEL and not begun:
+            begun.append(1)
+            erased.append(made.erase())
+        return staged
+
+    monkeypatch.setattr(IcebergTable, step, meanwhile)
+    n = 0
+    while n < 40 and not (erased and n > 1):
+        made.log.commit(*((t, [{"id": 9_000 + n, "name": "z", "_change": INSERT}]) for t in (A, B)))
+        n += 1
+    assert erased and erased[0].n_rows == 3
+    rows = made.in_log()
+    assert [row for row in rows if row["id"] < 9_000] == before
+    assert [row["id"] for row in rows if row["id"] >= 9_000] == list(range(9_000, 9_000 + n))
+    catalog = made.log.place.open(makes=False)
+    assert catalog is not None
+    other = catalog.load_table("shop.public__b").scan().to_arrow()["id"].to_pylist()
+    assert sorted(other) == [0, 1, *range(9_000, 9_000 + n)]

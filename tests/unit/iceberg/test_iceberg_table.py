@@ -416,6 +416,22 @@ def test_old_snapshots_go_with_a_commit_and_the_watermark_stays(tmp_path: Path) 
     assert len(again.paths()) == KEPT_SNAPSHOTS + EXPIRES_EVERY
 
 
+def test_a_commit_that_expires_what_another_program_has_expired_just_now_is_made_again(
+    tmp_path: Path,
+) -> None:
+    """To expire a snapshot does not move the main branch, so the catalog lets such a commit pass its requirements."""
+    table = table_of(tmp_path)
+    table.merging = None
+    for lsn in range(1, KEPT_SNAPSHOTS + EXPIRES_EVERY + 1):
+        table.commit([], {SLOT: lsn})
+    other = table_of(tmp_path)
+    assert other.expire_until(None)[0]
+    commit(table, 1_000, 7)
+    assert ids(tmp_path) == [7] and table.watermark(SLOT) == 1_000
+    assert len(raw(tmp_path).snapshots()) == 2
+    assert metadata_files(tmp_path) >= named(tmp_path)
+
+
 def test_snapshots_that_a_user_needs_are_kept(tmp_path: Path) -> None:
     table = table_of(tmp_path)
     grown(tmp_path, table, range(100, 103))

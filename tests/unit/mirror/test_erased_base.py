@@ -16,12 +16,18 @@ from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
 from xidstream.pipeline.changelog.manifest import RETIRED, RETIRED_LSN, base_at, read_lines
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import ComponentLost
-from xidstream.pipeline.log_tables.erased_keys import HeldIn, parse_keys
+from xidstream.pipeline.log_tables.erased_keys import HeldIn, RowsOfKeys, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror import erased_base
 from xidstream.pipeline.mirror import vacuum as vacuums
-from xidstream.pipeline.mirror.erased_base import ErasedBase, copies_in_base, erase_base, keys_of_base
+from xidstream.pipeline.mirror.erased_base import (
+    ErasedBase,
+    copies_in_base,
+    erase_base,
+    has_row,
+    keys_of_base,
+)
 from xidstream.pipeline.mirror.vacuum import vacuum
 
 DAY = datetime.timedelta(days=1)
@@ -52,6 +58,14 @@ def rows(root: Location, version: int | None = None) -> list[dict[str, Any]]:
 
 def named(root: Location) -> list[tuple[str, int, int]]:
     return [(line.slot, line.lsn, line.version) for line in read_lines(DeltaBases(root))]
+
+
+def test_a_file_whose_column_had_another_type_counts_as_one_with_the_row(tmp_path: Path) -> None:
+    """Nobody could erase then, until a vacuum had removed the version."""
+    keys = RowsOfKeys(parse_keys(["id = 1"]), HELD, ["id"], TABLE)
+    for values, has in ((["1", "2"], True), (["2", "3"], False), (["b", "c"], True)):
+        pq.write_table(pa.table({"id": values}), tmp_path / "a.parquet")
+        assert has_row(Location.parse(str(tmp_path)), "a.parquet", keys) is has
 
 
 def test_the_newest_version_is_named_without_the_rows_and_no_reader_finds_an_older_one(
