@@ -27,7 +27,7 @@ from xidstream.actors.cli.erase import shown
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.erasure import erasing
-from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
+from xidstream.pipeline.erasure.erasing import ErasureSettings, SlotStores, erase, look
 from xidstream.pipeline.errors import ComponentLost, UsageError
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg.base_table import manifests_of
@@ -66,8 +66,8 @@ class Erased:
         write_progress(self.storage, LAYOUT, Lsn(1 << 40))
 
     @property
-    def places(self) -> Places:
-        return Places(
+    def places(self) -> SlotStores:
+        return SlotStores(
             ChangeLog(f"iceberg:{self.log.iceberg}".replace("iceberg:iceberg:", "iceberg:")),
             self.storage,
             LAYOUT,
@@ -78,7 +78,7 @@ class Erased:
         return erase(self.places, LABEL, parse_keys([key]), asked, settings)
 
     def in_log(self) -> list[dict[str, Any]]:
-        catalog = self.log.place.open(makes=False)
+        catalog = self.log.address.open(makes=False)
         assert catalog is not None
         rows: list[dict[str, Any]] = catalog.load_table("shop.public__a").scan().to_arrow().to_pylist()
         return sorted(rows, key=lambda row: (row["_commit_lsn"], row["_seq"]))
@@ -96,7 +96,7 @@ class Erased:
         return self.in_log(), now_has, self.moments()
 
     def ids_on_disk(self) -> set[int]:
-        catalog = self.log.place.open(makes=False)
+        catalog = self.log.address.open(makes=False)
         assert catalog is not None
         found = set()
         for name in ("shop.public__a", "shop_current.public__a"):
@@ -152,7 +152,7 @@ def test_at_once_no_file_has_the_row_and_no_metadata_its_key(made: Erased) -> No
 
 
 def test_a_file_that_no_snapshot_names_goes_now_and_what_is_in_work_is_waited_for(made: Erased) -> None:
-    catalog = made.log.place.open(makes=False)
+    catalog = made.log.address.open(makes=False)
     assert catalog is not None
     table = catalog.load_table("shop.public__a")
     folder = Path(table.location().removeprefix("file://"))
@@ -180,7 +180,7 @@ def test_a_file_that_was_replaced_within_the_hour_stays_though_the_run_has_expir
         return {copy.path for copy in done.copies if copy.where == "log"}
 
     stays = of_log(made.erase())
-    table = IcebergTables(made.log.place).open("public__a", LABEL)
+    table = IcebergTables(made.log.address).open("public__a", LABEL)
     assert table is not None and table.expire_until(None)[0]
     assert stays and of_log(made.erase()) == stays
     monkeypatch.setattr(erasing, "_IN_USE", datetime.timedelta(0))
@@ -250,7 +250,7 @@ def test_a_refresh_that_had_read_the_log_before_is_done_anew(
 
 
 def test_a_key_is_found_under_the_name_that_its_column_has_now(made: Erased) -> None:
-    catalog = made.log.place.open(makes=False)
+    catalog = made.log.address.open(makes=False)
     assert catalog is not None
     with catalog.load_table("shop.public__a").update_schema() as update:
         update.rename_column("id", "number")
