@@ -142,7 +142,7 @@ class ErasedTable(Protocol):
         ...
 
     def batches(self, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """As ``Batches`` says."""
+        """Read the file in batches (``Batches``)."""
         ...
 
     def replace(self, added: Sequence[WrittenFile], removed: Sequence[str], marks: Mapping[str, int]) -> None:
