@@ -19,11 +19,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
-from xidstream.pipeline.log_tables.columns import place
+from xidstream.pipeline.log_tables.columns import map_columns
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import contract_schema
@@ -52,10 +52,10 @@ def _files(table: IcebergTable, n: int) -> list[WrittenFile]:
     return found
 
 
-def measure(place_of_tables: IcebergPlace, n_commits: int, every: int) -> None:
+def measure(address: IcebergAddress, n_commits: int, every: int) -> None:
     upkeep = IcebergUpkeep(delay_s=0.0)
-    tables = IcebergTables(place_of_tables, makes=True, upkeep=upkeep)
-    columns = place((), contract_schema(_RELATION), tables.rules).columns
+    tables = IcebergTables(address, makes=True, upkeep=upkeep)
+    columns = map_columns((), contract_schema(_RELATION), tables.rules).columns
     table = tables.open_or_create("public__t", "public.t", columns, tables.about(_RELATION))
     files = _files(table, n_commits)
     metadata = Path(table.location.uri) / "metadata"
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--catalog", help="as behind --sink iceberg:")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measure(IcebergPlace.parse(given.catalog or f"{folder}/lake/bench"), given.commits, given.every)
+        measure(IcebergAddress.parse(given.catalog or f"{folder}/lake/bench"), given.commits, given.every)
 
 
 if __name__ == "__main__":

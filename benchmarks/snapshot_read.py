@@ -26,7 +26,7 @@ from benchmarks.results import median, ratio
 from benchmarks.source import Source, server
 from xidstream.actors.runtime.no_pandas import skip_pandas_import
 from xidstream.pipeline.initial_copy.range_reading import RangeOutput, RangeReader
-from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.columns import Conform, map_columns
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pgoutput.message_buffer import Outcome
@@ -150,7 +150,7 @@ class _Share:
 def _read(
     source: Source, relation: RelationVersion, leaf: Leaf, n_readers: int, rows: int
 ) -> dict[str, float]:
-    placed = place((), contract_schema(relation))
+    placed = map_columns((), contract_schema(relation))
     published = PublishedSource(relation, "", None, (leaf,))
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="xs-snapshot-") as folder, psycopg.connect(source.dsn) as holder:

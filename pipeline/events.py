@@ -74,6 +74,6 @@ class JsonLines(logging.Formatter):
             error = record.exc_info[1]
             line["error"] = type(error).__name__
             line["at"] = [
-                f"{place.filename}:{place.lineno}" for place in traceback.extract_tb(error.__traceback__)
+                f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
             ]
         return json.dumps(line)

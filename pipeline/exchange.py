@@ -90,8 +90,9 @@ class MessageFile:
 class MemoryPart:
     """Rows of one relation version, already released (contract layout), in the object store.
 
-    ``first_commit_lsn``: of the first of them, which no other of them is below. ``place`` is None where the object is
-    this part alone. Else the object is a pack of many small parts (``pipeline.packs``); ``place`` counts them from 0.
+    ``first_commit_lsn``: of the first of them, which no other of them is below. ``pack_index`` is None where
+    the object is this part alone. Else the object is a pack of many small parts (``pipeline.packs``), which
+    ``pack_index`` counts from 0.
     """
 
     relation: RelationVersion
@@ -99,7 +100,7 @@ class MemoryPart:
     n_bytes: int
     first_commit_lsn: int
     ref: ArrowRef
-    place: int | None = None
+    pack_index: int | None = None
 
 
 @dataclass(frozen=True)

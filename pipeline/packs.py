@@ -74,9 +74,9 @@ class UnitParts:
     def _close_pack(self) -> None:
         messages = pa.array([message for *_, message in self._open], pa.binary())
         ref = self._put(pa.Table.from_arrays([messages], schema=PACK_SCHEMA))
-        for place, (relation, n_rows, first_lsn, message) in enumerate(self._open):
+        for pack_index, (relation, n_rows, first_lsn, message) in enumerate(self._open):
             # In the store a small part is larger than its rows: its message counts.
-            self._parts.append(MemoryPart(relation, n_rows, len(message), first_lsn, ref, place))
+            self._parts.append(MemoryPart(relation, n_rows, len(message), first_lsn, ref, pack_index))
         self._open, self._open_bytes = [], 0
 
 
@@ -94,7 +94,7 @@ class Packs:
     def rows(self, parts: Iterable[MemoryPart]) -> Iterator[pa.RecordBatch]:
         """The rows of each part, which is in a pack, in contract layout. Raises what ``read`` raises."""
         for part in parts:
-            message = self._pack(part.ref)[part.place]
+            message = self._pack(part.ref)[part.pack_index]
             yield pa.ipc.read_record_batch(message.as_buffer(), contract_schema(part.relation))
 
     def _pack(self, ref: ArrowRef) -> pa.ChunkedArray:

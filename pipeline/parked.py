@@ -92,13 +92,13 @@ class ParkedTable:
         """Whether rows of the table with this commit LSN are left out."""
         return commit_lsn >= self.since_lsn and (self.until_lsn is None or commit_lsn < self.until_lsn)
 
-    def spoils(self, place_lsn: int) -> bool:
-        """Whether a snapshot at ``place_lsn`` and the stream behind it are not the table.
+    def spoils(self, snapshot_lsn: int) -> bool:
+        """Whether a snapshot at ``snapshot_lsn`` and the stream behind it are not the table.
 
         The place lies just before where the WAL ended when the table was locked (``pipeline.snapshot.bounds``). On an
         idle server that is where the stream is delivered again from, and all that was left out is in the snapshot.
         """
-        return self.until_lsn is None or Lsn(place_lsn + 1).next_record < self.until_lsn
+        return self.until_lsn is None or Lsn(snapshot_lsn + 1).next_record < self.until_lsn
 
     @property
     def why_no_snapshot_stands(self) -> str:

@@ -60,7 +60,7 @@ def check_publication_names(names: Sequence[str]) -> None:
 
 
 def check_stream_options(streaming: Streaming, proto_version: int | None, *, two_phase: bool) -> None:
-    """Raise ConfigError for a protocol version that there is not, or that lacks what is asked for. None: any."""
+    """Raise ConfigError if the protocol version does not exist, or lacks what is asked for. None: any version."""
     if proto_version is None:
         return
     if not 1 <= proto_version <= _HIGHEST_PROTO_VERSION:

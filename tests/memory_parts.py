@@ -14,7 +14,7 @@ from xidstream.pipeline.schema.rows import contract_schema
 
 def part_rows(part: MemoryPart, read: Callable[[ArrowRef], Iterator[pa.RecordBatch]]) -> pa.Table:
     """``read`` gives the record batches of a reference, which need not be hashable here."""
-    if part.place is None:
+    if part.pack_index is None:
         batches = read(part.ref)
     else:
         batches = Packs(lambda _: read(part.ref)).rows([dataclasses.replace(part, ref=None)])

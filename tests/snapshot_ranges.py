@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tests.postgres_fixtures import Database
 from xidstream.pipeline.initial_copy.range_reading import RangeOutput, RangeReader
-from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.columns import Conform, map_columns
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.pg import Lsn
@@ -54,7 +54,7 @@ class Snapshot:
         self.name = name
         self.target = RangeOutput(Location.parse(str(folder)), "snapshot-1")
         schema = contract_schema(source.relation)
-        placed = place((), schema)
+        placed = map_columns((), schema)
         self.conform = Conform.of(placed.columns, placed.names)
         self.files: list[WrittenFile] = []
 

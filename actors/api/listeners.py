@@ -68,11 +68,16 @@ class Listeners:
         self._batches = batches
         self._is_idle = is_idle
         self._lock = threading.Lock()
+        """Guards ``_listeners`` and ``_thread``."""
         self._listeners = list(first)
         self._over = threading.Event()
+        """Set when the query has ended: the thread then tells its last event."""
         self._error: BaseException | None = None
+        """What the query ended with; None before, and where nothing failed."""
         self._logged: set[tuple[int, str]] = set()
+        """The listener (its ``id``) and the method of each failure that was logged; the next is not."""
         self._thread: threading.Thread | None = None
+        """Tells the listeners; begun with the first of them."""
         if self._listeners:
             self._begin(list(self._listeners))
 
@@ -139,15 +144,15 @@ class Listeners:
         if (id(listener), method) in self._logged:
             return
         self._logged.add((id(listener), method))
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         log.warning(
             "a listener of the query on slot %s raised %s in %s.%s, at %s:%s; it is told once, and the query goes on",
             self._query.name,
             type(error).__name__,
             type(listener).__name__,
             method,
-            place.filename,
-            place.lineno,
+            frame.filename,
+            frame.lineno,
         )
 
 

@@ -42,7 +42,9 @@ class StreamingQuery:
         self._n_recent = n_recent
         self._page = page
         self._exception: BaseException | None = None
+        """What the run ended with; None while it runs, and where nothing failed."""
         self._ended = threading.Event()
+        """Set when the run has ended and its exception is there."""
         self._listeners = Listeners(
             self._name,
             lambda: self._history.batches,

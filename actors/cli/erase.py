@@ -25,7 +25,7 @@ from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.settings.config import Config
 
 if TYPE_CHECKING:
-    from xidstream.pipeline.erasure.erasing import Places
+    from xidstream.pipeline.erasure.erasing import SlotStores
     from xidstream.pipeline.storage.erasure_record import ErasureRecord
 
 
@@ -137,7 +137,7 @@ def erase_command(
     wanted = parse_keys(keys, _lines(keys_file))
     asked_at = now()
     id_ = check_id(id_ or f"{asked_at:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}")
-    places = _places(config)
+    stores = _stores(config)
     by = f"{getpass.getuser()}@{socket.gethostname()}"
     upto = settled_flush_lsn(login_of(config))
 
@@ -151,7 +151,7 @@ def erase_command(
 
     settings = ErasureSettings(at_once, timeout_s, tell=tell, check=check)
     asked = ErasureRecord(id_, table, wanted.n_keys, upto, asked_at, by, reason)
-    done = erase_keys(places, table, wanted, asked, settings)
+    done = erase_keys(stores, table, wanted, asked, settings)
     click.echo(json.dumps(done.to_json()) if as_json else shown(done))
 
 
@@ -159,8 +159,8 @@ def status_command(config: Config, *, as_json: bool) -> None:
     from xidstream.pipeline.erasure.erasing import look
     from xidstream.pipeline.storage.erasure_record import read_erasures
 
-    places = _places(config)
-    records = [look(places, record) for record in read_erasures(places.storage, places.layout)]
+    stores = _stores(config)
+    records = [look(stores, record) for record in read_erasures(stores.storage, stores.layout)]
     for record in records:
         click.echo(json.dumps(record.to_json()) if as_json else shown(record))
     if not records and not as_json:
@@ -211,11 +211,11 @@ def _lines(path: Path | None) -> Sequence[str]:
         raise ConfigError(f"the file of keys {path} cannot be read: {type(error).__name__}") from None
 
 
-def _places(config: Config) -> Places:
+def _stores(config: Config) -> SlotStores:
     from xidstream.actors.cli.checks import stored_slot
     from xidstream.pipeline.changelog.log_root import root_of
     from xidstream.pipeline.changelog.slot_log import SlotLog
-    from xidstream.pipeline.erasure.erasing import Places
+    from xidstream.pipeline.erasure.erasing import SlotStores
     from xidstream.pipeline.errors import ConfigError
     from xidstream.pipeline.settings.file_modes import choose_for_process
     from xidstream.pipeline.sinks.sink import check_sink_spec, parse_sink_spec
@@ -230,4 +230,4 @@ def _places(config: Config) -> Places:
     check_sink_spec(config.sink)
     choose_for_process(config.storage_mode)
     storage, layout = stored_slot(config)
-    return Places(SlotLog(root_of(config.sink), config.slot), storage, layout)
+    return SlotStores(SlotLog(root_of(config.sink), config.slot), storage, layout)

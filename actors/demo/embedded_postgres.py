@@ -100,8 +100,11 @@ class EmbeddedPostgres:
         self._bin_dir = _installation(version) / "bin"
         self._account = ServerAccount.choose()
         self._socket_dir: Path | None = None
+        """The folder of the Unix socket, short enough for its path's limit; None while the server is stopped."""
         self._watchdog: subprocess.Popen[bytes] | None = None
+        """Stops the server when this process dies; None while the server is stopped."""
         self._owner_pid = 0
+        """The process that started the server."""
 
     def __repr__(self) -> str:
         return f"EmbeddedPostgres({str(self.data_dir)!r}, version={self.version}, running={self.is_running})"

@@ -36,12 +36,12 @@ def prove(console: Console, spark: SparkSession, conninfo: str, output: Path) ->
 
 def show_lag(console: Console, last: Arrival, committed_s: float) -> None:
     """How long after its COMMIT the large transaction was in each place."""
-    for place, arrived_s in (
+    for reached, arrived_s in (
         ("COMMIT to the batch in the handler", last.handler_s),
         ("COMMIT to a Spark count of its rows", last.counted_s),
         ("COMMIT to the Delta tables", last.delta_s),
     ):
-        console.print(f"   {place:<36} {human_ms((arrived_s - committed_s) * 1000):>8}")
+        console.print(f"   {reached:<36} {human_ms((arrived_s - committed_s) * 1000):>8}")
 
 
 def _show_commit_order(console: Console, spark: SparkSession, output: Path) -> bool:
@@ -49,11 +49,11 @@ def _show_commit_order(console: Console, spark: SparkSession, output: Path) -> b
     transactions = _frame(spark, output, "_transactions").orderBy("commit_lsn").collect()
     console.print("\nCommit order, as Spark reads it:")
     table = Table("place", "xid", "commit LSN", "rows", "streamed")
-    for place, row in enumerate(transactions):
-        if place < _SHOWN_AT_EACH_END or place >= len(transactions) - _SHOWN_AT_EACH_END:
+    for index, row in enumerate(transactions):
+        if index < _SHOWN_AT_EACH_END or index >= len(transactions) - _SHOWN_AT_EACH_END:
             lsn = str(Lsn(row.commit_lsn))
-            table.add_row(str(place), str(row.xid), lsn, f"{row.rows:,}", "yes" if row.streamed else "no")
-        elif place == _SHOWN_AT_EACH_END:
+            table.add_row(str(index), str(row.xid), lsn, f"{row.rows:,}", "yes" if row.streamed else "no")
+        elif index == _SHOWN_AT_EACH_END:
             table.add_row("…", "", "", "", "")
     console.print(table)
     last = transactions[-1]

@@ -245,7 +245,7 @@ class SlotReader:
             self._layout,
             self._config.buffer_memory_bytes,
             self._given_up,
-            # In the journal, a transaction that is a segment already is a line. So are those of a capture.
+            # A transaction that is already a segment costs the journal one line. So does one of a capture.
             bind_late=not self._has_sink or self._sink_may_take_segments(),
             parks=self._config.on_poison == "park",
             storage_mode=self._config.storage_mode,

@@ -23,7 +23,7 @@ from xidstream.actors.snapshots.snapshot_holder import SnapshotHolder
 from xidstream.actors.snapshots.snapshot_reader import SnapshotReader
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.initial_copy.readers import HOLDER_CPUS, most_readers
-from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import RangeTask
@@ -151,7 +151,7 @@ class SnapshotActors:
         for task, reader in given_up:
             reader.cancel.remote(task.snapshot_name)
 
-    def read(self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget) -> Any:
+    def read(self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotOutput) -> Any:
         """Have an idle reader read. Raises ComponentLost where it died: the next call starts another in its place."""
         reader = self._next_reader()
         try:

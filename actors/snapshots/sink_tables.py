@@ -14,8 +14,8 @@ from xidstream.pipeline.log_tables.snapshot_tables import (
     Carrying,
     GenerationLine,
     Proven,
+    SnapshotOutput,
     SnapshotTables,
-    SnapshotTarget,
 )
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
@@ -44,16 +44,16 @@ class SinkTables:
     def lines(self, makes: bool) -> list[GenerationLine]:
         return self._on_sink(lambda tables: tables.lines(makes))
 
-    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
-        return self._on_sink(lambda tables: tables.target(relation, place_lsn))
+    def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
+        return self._on_sink(lambda tables: tables.target(relation, snapshot_lsn))
 
-    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+    def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         return self._on_sink(lambda tables: tables.carry(carrying, target))
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         return self._on_sink(lambda tables: tables.commit(generation, files))
 
-    def discard(self, target: SnapshotTarget) -> None:
+    def discard(self, target: SnapshotOutput) -> None:
         self._on_sink(lambda tables: tables.discard(target))
 
     def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:

@@ -16,7 +16,7 @@ from xidstream.actors.runtime.allocator import keep_freed_memory
 from xidstream.actors.runtime.no_pandas import skip_pandas_import
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
-from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.postgres.login import login_of
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.file_modes import choose_for_process
@@ -39,7 +39,7 @@ class SnapshotReader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xidstream-range")
 
     def read(
-        self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotTarget, bytes_per_s: int
+        self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotOutput, bytes_per_s: int
     ) -> tuple[tuple[WrittenFile, ...], int]:
         """The files, and how many rows are in them. ``bytes_per_s``: of COPY's rows at most; 0 for no limit."""
         from xidstream.pipeline.initial_copy.range_reading import RangeOutput

@@ -60,7 +60,7 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
 )
 from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
-from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotTables, SnapshotTarget
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotOutput, SnapshotTables
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.modes import SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots
@@ -126,9 +126,9 @@ class SnapshotSteps:
         """The actors that hold and read tables."""
         self._n_readers = 1
         """How many readers there are, for which the ranges of a table are planned."""
-        self._targets: dict[int, SnapshotTarget] = {}
+        self._targets: dict[int, SnapshotOutput] = {}
         """Where the files of each attempt go, by the attempt's number."""
-        self._late: dict[int, SnapshotTarget] = {}
+        self._late: dict[int, SnapshotOutput] = {}
         """By relid: of an attempt that failed. A reader may have written a last file after its end."""
         self._stop = threading.Event()
         """Set by ``close``: every pause ends."""
@@ -349,7 +349,7 @@ class SnapshotSteps:
             self._discard(target)
             self._late[action.relid] = target
 
-    def _discard(self, target: SnapshotTarget) -> None:
+    def _discard(self, target: SnapshotOutput) -> None:
         """Remove what a failed attempt has written, as far as the sink can be reached: else a vacuum does."""
         try:
             self._tables.discard(target)

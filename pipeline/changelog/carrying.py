@@ -43,8 +43,8 @@ from xidstream.pipeline.errors import PreconditionMissing, SnapshotInterrupted
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import Conform
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.parquet_files import REPORT_SCHEMA, WriteTarget, WrittenFile
-from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotTarget
+from xidstream.pipeline.log_tables.parquet_files import REPORT_SCHEMA, WriteOutput, WrittenFile
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotOutput
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, SNAPSHOT
 from xidstream.pipeline.snapshot.key_filter import EQUAL, BoundComparison
 from xidstream.pipeline.spark.executor_tasks import WriteRows
@@ -76,7 +76,7 @@ def carry(
     root: Location,
     application_id: str,
     carrying: Carrying,
-    target: SnapshotTarget,
+    target: SnapshotOutput,
 ) -> tuple[WrittenFile, ...] | None:
     """``SnapshotTables.carry``. ``application_id``: the slot's. Raises SnapshotInterrupted, too, where the log has
     other columns than the snapshot."""
@@ -147,7 +147,7 @@ def _write(
     try:
         rows = _in_columns(at, chosen(at.state(session)), stored)
         write = WriteRows(
-            WriteTarget(at.log_table.location, directory, watermark=0),
+            WriteOutput(at.log_table.location, directory, watermark=0),
             Conform(schema, tuple(range(len(schema)))),
         )
         reports = rows.mapInArrow(write, REPORT_SCHEMA).collect()

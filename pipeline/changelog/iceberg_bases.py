@@ -30,7 +30,7 @@ from xidstream.pipeline.iceberg.base_table import (
     schema_at,
 )
 from xidstream.pipeline.iceberg.base_tables import IcebergBaseTables
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.log_reading import reading
 from xidstream.pipeline.iceberg.staged_commits import files_by_path
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 _CURRENT: Final = "_current"
 
 
-def place_of(log: IcebergPlace) -> IcebergPlace:
+def address_of_bases(log: IcebergAddress) -> IcebergAddress:
     """Where the base tables of a log are."""
-    return IcebergPlace(log.catalog, f"{log.namespace}{_CURRENT}")
+    return IcebergAddress(log.catalog, f"{log.namespace}{_CURRENT}")
 
 
 def refuse_base_tables(log: IcebergTables) -> None:
@@ -64,8 +64,8 @@ class IcebergBases:
 
     bounds_any_name = True
 
-    def __init__(self, log: IcebergPlace, *, makes: bool = False) -> None:
-        self.tables = IcebergBaseTables(place_of(log), MANIFEST, "lsn", makes=makes)
+    def __init__(self, log: IcebergAddress, *, makes: bool = False) -> None:
+        self.tables = IcebergBaseTables(address_of_bases(log), MANIFEST, "lsn", makes=makes)
 
     def key_of(self, schema: str, table: str) -> str:
         return self.tables.key_of(schema, table)

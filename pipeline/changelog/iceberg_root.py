@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.log_table import LogFile, LogTable
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot, reading
 from xidstream.pipeline.spark.parquet_frames import HeldColumn
@@ -38,17 +38,17 @@ class IcebergRoot:
 
     delta_location = None
 
-    def __init__(self, place: IcebergPlace) -> None:
-        self.place = place
-        self._tables = IcebergTables(place)
-        self._bases = IcebergBases(place)
+    def __init__(self, address: IcebergAddress) -> None:
+        self.address = address
+        self._tables = IcebergTables(address)
+        self._bases = IcebergBases(address)
 
     @property
     def name(self) -> str:
         return self._tables.root
 
     def bases(self, *, makes: bool = False) -> IcebergBases:
-        return IcebergBases(self.place, makes=True) if makes else self._bases
+        return IcebergBases(self.address, makes=True) if makes else self._bases
 
     def close(self) -> None:
         """Let the catalogs go; whoever asks again opens them again."""

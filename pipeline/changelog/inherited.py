@@ -1,14 +1,15 @@
 """What a row took along when its key changed: the values that the stay it came from had last.
 
-Each arrival is one row here: ``id`` (the place of its postimage, which names the stay), the stay that it departed from,
-and what was known of that one's values. Where the former stay began by an arrival as well, its row is asked in turn.
-All rows ask at once, and each then points as far back as the one that it asked did, so a chain of n key changes takes
-⌈log2 n⌉ rounds. Rounds run at plan time, and only if there are chains.
+Each arrival is one row here: ``id`` (the position of its postimage, which names the stay), the stay that it departed
+from, and what was known of that one's values. Where the former stay began by an arrival as well, its row is asked in
+turn. All rows ask at once, and each then points as far back as the one that it asked did, so a chain of n key changes
+takes ⌈log2 n⌉ rounds. Rounds run at plan time, and only if there are chains.
 
-A stay is pointed at by the place where it began, or by null where it began in the base. One that began by an insert is
-no row here, nor one that arrived with all its values. Whoever points at such a stay goes on to do so: null would mean
-the base, which may have a former life of the key. So the rounds end when no row points at one that is here. They do
-end, in any log: each row points at an earlier place than its own.
+A *stay* is the time between a key's arrival and its departure. It is named by the position at which it began; null
+means that it began in the base. One that began by an insert is no row here, nor one that arrived with all its values.
+Whoever points at such a stay goes on to do so: null would mean the base, which may have a former life of the key. So
+the rounds end when no row points at one that is here. They do end, in any log: each row points at an earlier position
+than its own.
 
 Each round is cut off from the plan before it (a local checkpoint): without that the plan would double each time. The
 rows are those of changed keys that lack a value, no others. They live on the executors: a frame whose executors were

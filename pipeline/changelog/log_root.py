@@ -65,18 +65,18 @@ def root_of(uri: str, storage_options: Mapping[str, str] | None = None) -> LogRo
     """What ``uri`` names: the setting ``sink`` of a run, or the URI of Delta tables alone. Raises ConfigError."""
     name, _, argument = uri.partition(":")
     if name == ICEBERG.name:
-        from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+        from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 
         if storage_options:
             raise ConfigError(
                 "storage_options are for a log in Delta tables: what an Iceberg catalog needs is in its configuration",
                 remedy="leave storage_options out (docs/iceberg.md says where credentials come from)",
             )
-        place = IcebergPlace.parse(argument)
+        address = IcebergAddress.parse(argument)
         # It imports pyiceberg, which may not be there.
         from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
 
-        return IcebergRoot(place)
+        return IcebergRoot(address)
     options = dict(storage_options) if storage_options else None
     return DeltaRoot(Location.parse(argument if name == DELTA.name else uri, options))
 

@@ -96,7 +96,7 @@ class LogTable(ABC):
         """The version last committed under ``application_id``: for a slot's own, a commit LSN."""
 
     def watermark_now(self, application_id: str) -> int | None:
-        """The same of the table's newest version."""
+        """The watermark in the table's newest version."""
         raise NotImplementedError
 
     @abstractmethod

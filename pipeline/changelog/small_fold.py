@@ -57,7 +57,7 @@ _SEQ: Final = "_seq"
 _XID: Final = "_xid"
 _UNCHANGED: Final = "_unchanged"
 _INSERT: Final = CHANGE_TYPES[INSERT]
-_Places = npt.NDArray[np.int64]
+_Indexes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def folded(rows: pa.Table, fields: Sequence[pa.Field], key: Sequence[str] | None
         for field in fields:
             known = _is_known(unchanged, word, field.name)[by_key]
             if not known.all():
-                places = _last_known(known, starts)[stands]
-                there = pa.array(np.where(places < 0, 0, by_key[places]), mask=places < 0)
+                indexes = _last_known(known, starts)[stands]
+                there = pa.array(np.where(indexes < 0, 0, by_key[indexes]), mask=indexes < 0)
                 found[field.name] = rows[field.name].take(there)
     return _without_empty_text(pa.table(found, schema=rows.select(names).schema))
 
@@ -190,7 +190,7 @@ def _has(word: pa.Array, kind: str) -> bool:
     return bool(pc.any(pc.equal(word, kind)).as_py())
 
 
-def _by_key(rows: pa.Table, key: Sequence[str]) -> tuple[_Places, npt.NDArray[np.bool_]]:
+def _by_key(rows: pa.Table, key: Sequence[str]) -> tuple[_Indexes, npt.NDArray[np.bool_]]:
     """The places of the rows by key, in commit order within one; and whether a key begins there."""
     numbered = rows.select(list(key)).append_column("#", pa.array(np.arange(rows.num_rows)))
     # The last column of the order makes the sort stable, whatever Arrow's is.
@@ -212,7 +212,7 @@ def _is_known(unchanged: pa.Array, word: pa.Array, name: str) -> npt.NDArray[np.
     return known
 
 
-def _last_known(known: npt.NDArray[np.bool_], starts: _Places) -> _Places:
+def _last_known(known: npt.NDArray[np.bool_], starts: _Indexes) -> _Indexes:
     """By place in the order of keys: the last place of the same key, up to itself, that has the value; -1 for none."""
     last = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
     return np.where(last < starts, -1, last)

@@ -62,7 +62,7 @@ def join(contents: Sequence[Sealed], fetch: Fetch, put: Put) -> Sealed:
     parts = UnitParts(put, len(groups))
     packs = Packs(lambda ref: iter(fetch(ref).to_batches()))
     for relation, group in groups:
-        tables = [fetch(p.ref) if p.place is None else _unpacked(packs, p) for p in group]
+        tables = [fetch(p.ref) if p.pack_index is None else _unpacked(packs, p) for p in group]
         parts.add(relation, pa.concat_tables(tables).combine_chunks())
     joined = parts.finish()
     segments = tuple(part for content in contents for part in content.segments)

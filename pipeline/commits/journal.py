@@ -90,7 +90,7 @@ class _HeldFile:
     """It could not be read when a file wanted to absorb it: whoever loads it finds out why."""
     up_to_lsn: Lsn = INVALID_LSN
     """All that it has lies before this; 0/0 if that is not known."""
-    place: Entry = field(default_factory=lambda: Entry(NO_TICKET, EntryKind.UNIT, _NOWHERE))
+    placeholder: Entry = field(default_factory=lambda: Entry(NO_TICKET, EntryKind.UNIT, _NOWHERE))
     """Stands for units that are not in memory: it is never ready."""
 
     @property
@@ -194,25 +194,25 @@ class Journal:
 
     def entries(self) -> Iterator[Entry]:
         """The units that are not delivered, in order; an entry that is not ready stands for what is not in memory."""
-        return (entry for _, entry in self._places())
+        return (entry for _, entry in self._with_files())
 
-    def _places(self) -> Iterator[tuple[_HeldFile, Entry]]:
+    def _with_files(self) -> Iterator[tuple[_HeldFile, Entry]]:
         for held in self._held:
             if held.entries is None:
-                yield held, held.place
+                yield held, held.placeholder
             else:
                 for entry in held.entries:
                     is_unloaded = entry.state is EntryState.READY and entry.content is None
-                    yield held, held.place if is_unloaded else entry
+                    yield held, held.placeholder if is_unloaded else entry
 
     @property
     def head(self) -> Head | None:
         """Its first unit that is not done; None if it holds nothing. Where it is in the storage alone, the message says
         so, and the LSNs are those of its file."""
-        for held, entry in self._places():
+        for held, entry in self._with_files():
             if entry.state is EntryState.DONE:
                 continue
-            if entry is not held.place:
+            if entry is not held.placeholder:
                 return head_of(entry)
             file = held.file
             state = EntryState.WAITING.value if held.is_loading else JOURNALED

@@ -99,9 +99,9 @@ class Parking:
     def count(self, left_out: Iterable[LeftOut]) -> None:
         """A unit is confirmed that had these."""
         for each in left_out:
-            place = self._by_relid[each.relid]
-            table = self._tables[place]
-            self._tables[place] = dataclasses.replace(
+            index = self._by_relid[each.relid]
+            table = self._tables[index]
+            self._tables[index] = dataclasses.replace(
                 table,
                 n_transactions=table.n_transactions + each.n_transactions,
                 n_changes=table.n_changes + each.n_changes,
@@ -128,8 +128,8 @@ class Parking:
         out the rest."""
         relid = part.relation.relid
         lsn = part.first_commit_lsn if isinstance(part, MemoryPart) else part.commit.commit_lsn
-        place = self._by_relid.get(relid)
-        is_parked = place is not None and self._tables[place].covers(lsn)
+        index = self._by_relid.get(relid)
+        is_parked = index is not None and self._tables[index].covers(lsn)
         return is_parked or self._was_parked(relid, lsn, end)
 
     def _was_parked(self, relid: int, commit_lsn: int, end: UnitEnd) -> bool:

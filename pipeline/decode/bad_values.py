@@ -46,21 +46,21 @@ class BlockStory:
 
     def lsn(self, message: int) -> Lsn:
         """The start LSN of the message's header; 0/0 on some message types, or where there is no header."""
-        place = self._offset(message) + 1
-        return Lsn(int.from_bytes(self._payload[place : place + 8].tobytes(), "big"))
+        offset = self._offset(message) + 1
+        return Lsn(int.from_bytes(self._payload[offset : offset + 8].tobytes(), "big"))
 
     def lsns(self, messages: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """``lsn`` of many messages."""
         ends = np.cumsum(self._lengths, dtype=np.int64)
-        places = ends[messages] - self._lengths[messages] + 1
-        raw = self._payload[places[:, None] + np.arange(8)]
+        offsets = ends[messages] - self._lengths[messages] + 1
+        raw = self._payload[offsets[:, None] + np.arange(8)]
         return np.ascontiguousarray(raw).view(">i8").ravel().astype(np.int64)
 
     def describe(self, message: int) -> str:
-        place = self._offset(message) + codes.HEADER
-        if place >= len(self._payload) or self._lengths[message] <= codes.HEADER:
+        offset = self._offset(message) + codes.HEADER
+        if offset >= len(self._payload) or self._lengths[message] <= codes.HEADER:
             return f"message {message} of the block at LSN {self.lsn(message)}"
-        code = int(self._payload[place])
+        code = int(self._payload[offset])
         kind = repr(chr(code)) if 32 <= code < 127 else f"0x{code:02x}"
         return f"message {kind} at LSN {self.lsn(message)}"
 

@@ -167,7 +167,7 @@ def _misplaced(moves, kind):
 
 
 @njit
-def _place(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, first_value, m):
+def _put(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, first_value, m):
     """Write where row ``n_rows`` belongs and where its values begin. Returns the number of rows with it."""
     relation[n_rows] = r
     owner[n_rows] = own
@@ -202,7 +202,7 @@ def _truncate(
             return codes.TOO_MANY, n_rows
         change[n_rows] = _TRUNCATE
         form[n_rows] = codes.NO_TUPLE
-        n_rows = _place(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, 0, m)
+        n_rows = _put(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, 0, m)
     return p, n_rows
 
 
@@ -347,7 +347,7 @@ def scan(
                     return codes.TOO_MANY
                 change[n_rows] = _DELETE if kind == 68 else _UPDATE_PREIMAGE
                 form[n_rows] = codes.OLD_KEY if tag == 75 else codes.OLD_FULL
-                n_rows = _place(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, p + 2, m)
+                n_rows = _put(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, p + 2, m)
                 p = _walk(payload, p, end, n_columns[r], error)
                 if p < 0:
                     return p
@@ -367,7 +367,7 @@ def scan(
                     return codes.TOO_MANY
                 change[n_rows] = _INSERT if kind == 73 else _UPDATE_POSTIMAGE
                 form[n_rows] = shape
-                n_rows = _place(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, p + 2, m)
+                n_rows = _put(relation, owner, ordinal, cursor, message, n_rows, r, own, first_row_ordinal, p + 2, m)
                 p = _walk(payload, p, end, n_columns[r], error)
         elif kind == 84:  # T
             p, n_rows = _truncate(

@@ -103,9 +103,11 @@ class DeltaTableWriter:
         self._table = table
         self.location = location
         self._described: TableMetadata | None = None
+        """What the table was last asked to say about itself; None where its properties may be others since."""
         self._merges_from = 0
         """The version: after a failure a while goes by before the next try."""
         self._gathering = Gathering()
+        """Counts the small files of the table, as far as this writer knows of them."""
         self.label = label
         if table.metadata().partition_columns:
             raise SinkFailed(
@@ -114,7 +116,9 @@ class DeltaTableWriter:
             )
         self._read_columns()
         self._log = DurableLog(location, self.version)
+        """Makes the commits in ``_delta_log`` durable."""
         self._cleaned_version = self.version
+        """The version at which the log was last cleaned."""
         interval = self.property_of("delta.checkpointInterval")
         most = (
             int(interval)
@@ -124,6 +128,7 @@ class DeltaTableWriter:
         may_more = location.is_local and interval is None
         self._checkpoints = CheckpointPace(self.version, most, may_more=may_more)
         self._is_failure_logged = False
+        """Whether the last checkpoint failed: such failures are logged once in a row."""
 
     @classmethod
     def open(

@@ -185,11 +185,14 @@ class Upkeep:
         XidstreamError what it could not do."""
         self._shorten = shorten
         self._shortening: threading.Thread | None = None
+        """The thread in which ``shorten`` runs or ran last."""
         self._retention = retention
         self._clock = clock
         self._ages = ages or WatchedClock()
         self._changed = threading.Condition()
+        """Guards ``_tables`` and ``_ends``. Wakes the thread."""
         self._tables: dict[str, _Table] = {}
+        """By the location's URI: every table that had a commit in this run."""
         self._thread: threading.Thread | None = None
         self._ends = False
 

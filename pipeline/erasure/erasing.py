@@ -85,8 +85,8 @@ _IN_USE: Final = datetime.timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the slot's rows are: its log, and its storage with the keys of its objects."""
+class SlotStores:
+    """What holds the slot's rows: its log, and its storage with the keys of its objects."""
 
     log: SlotLog
     storage: Storage
@@ -107,7 +107,7 @@ class ErasureSettings:
 
 
 def erase(
-    places: Places,
+    stores: SlotStores,
     table: str,
     keys: ErasedKeys,
     asked: ErasureRecord,
@@ -117,7 +117,7 @@ def erase(
 
     Raises UsageError for a table or key that is none, and PreconditionMissing where the sink does not get as far in
     time, both with nothing changed; Unsupported, SinkFailed, StorageFault. It may be called again."""
-    log, storage, layout = places.log, places.storage, places.layout
+    log, storage, layout = stores.log, stores.storage, stores.layout
     label, found = log.log_table(table)
     _check_server(log, layout)
     # What is wrong with a key is told before anything is waited for.
@@ -133,14 +133,14 @@ def erase(
     settings.tell(
         f"table {label}: erasing {record.n_keys} keys up to LSN {record.upto_lsn} (erasure {record.id})"
     )
-    _wait(places, record.upto_lsn, settings)
+    _wait(stores, record.upto_lsn, settings)
     oldest = log.oldest_lsn(label)
     try:
         store = store_of(log, label)
         store.keep_states(keys, held, settings.check)
         done = store.erase_rows(keys, int(record.upto_lsn), settings.check)
         base = store.erase_base(keys, held, settings.check)
-        copies, cleared = _copies(places, store, keys, record, settings)
+        copies, cleared = _copies(stores, store, keys, record, settings)
     except Exception as error:
         raise fault_of(error, f"erasing from table {label}") from error
     _tell_states(log, label, oldest, settings)
@@ -163,19 +163,19 @@ def erase(
         return record
     if done.n_files or (base is not None and base.n_files):
         time.sleep(settings.settle_s)
-    return look(places, record)
+    return look(stores, record)
 
 
-def look(places: Places, record: ErasureRecord) -> ErasureRecord:
+def look(stores: SlotStores, record: ErasureRecord) -> ErasureRecord:
     """The record with the copies that are still there; kept where something has changed. An erasure that was never done
     stays as it is. Raises StorageFault and what deltalake raises."""
     if record.erased_at is None or record.finished_at is not None:
         return record
-    label, _ = places.log.log_table(record.table)
-    store = store_of(places.log, label)
-    by_place = {where: [c.path for c in record.copies if c.where == where] for where in (LOG, BASE)}
-    left = {(LOG, path) for path in store.left_in_log(by_place[LOG])}
-    left |= {(BASE, path) for path in store.left_in_base(by_place[BASE])}
+    label, _ = stores.log.log_table(record.table)
+    store = store_of(stores.log, label)
+    by_store = {where: [c.path for c in record.copies if c.where == where] for where in (LOG, BASE)}
+    left = {(LOG, path) for path in store.left_in_log(by_store[LOG])}
+    left |= {(BASE, path) for path in store.left_in_base(by_store[BASE])}
     of_tables = [copy for copy in record.copies if (copy.where, copy.path) in left]
     known = {
         where: {c.path for c in (*record.copies, *record.cleared) if c.where == where}
@@ -183,11 +183,11 @@ def look(places: Places, record: ErasureRecord) -> ErasureRecord:
     }
     late = [Copy(IN_WORK, path) for path in store.in_work_in_log(int(record.upto_lsn), known[LOG])]
     late += [Copy(IN_WORK, path) for path in store.in_work_in_base(known[BASE])]
-    copies = (*of_tables, *late, *_in_storage(places, record))
+    copies = (*of_tables, *late, *_in_storage(stores, record))
     if copies == record.copies and copies:
         return record
     looked = replace(record, copies=copies, finished_at=None if copies else now())
-    write_erasure(places.storage, places.layout, looked)
+    write_erasure(stores.storage, stores.layout, looked)
     return looked
 
 
@@ -215,12 +215,12 @@ def _tell_states(log: SlotLog, label: str, before: Lsn | None, settings: Erasure
     )
 
 
-def _wait(places: Places, upto: Lsn, settings: ErasureSettings) -> None:
+def _wait(stores: SlotStores, upto: Lsn, settings: ErasureSettings) -> None:
     deadline_s = time.monotonic() + settings.timeout_s
     is_announced = False
     while True:
         settings.check()
-        record = read_progress(places.storage, places.layout)
+        record = read_progress(stores.storage, stores.layout)
         delivered = Lsn(0) if record is None else record.delivered_lsn
         if delivered >= upto:
             return
@@ -238,10 +238,10 @@ def _wait(places: Places, upto: Lsn, settings: ErasureSettings) -> None:
 
 
 def _copies(
-    places: Places, store: ErasedStore, keys: ErasedKeys, record: ErasureRecord, settings: ErasureSettings
+    stores: SlotStores, store: ErasedStore, keys: ErasedKeys, record: ErasureRecord, settings: ErasureSettings
 ) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
     """What may have such rows, and which files that no commit names have none."""
-    _, found = places.log.log_table(record.table)
+    _, found = stores.log.log_table(record.table)
     held = rows_of_keys(keys, found.columns, found.properties, record.table).held
     recent: set[str] | None = None
     if record.erased_at is not None:
@@ -251,13 +251,13 @@ def _copies(
     of_base = store.in_base(keys, held, at_once=settings.at_once)
     copies = [Copy(where, path) for where, each in ((LOG, of_log), (BASE, of_base)) for path in each.copies]
     cleared = [Copy(where, path) for where, each in ((LOG, of_log), (BASE, of_base)) for path in each.cleared]
-    return (*copies, *_in_storage(places, record)), tuple(cleared)
+    return (*copies, *_in_storage(stores, record)), tuple(cleared)
 
 
-def _in_storage(places: Places, record: ErasureRecord) -> Iterator[Copy]:
+def _in_storage(stores: SlotStores, record: ErasureRecord) -> Iterator[Copy]:
     """What may have rows up to the LSN: files of the journal whose first commit is one, and segments of transactions
     that began before. Of rows of a batch on their way to Spark only what was there when the tables were erased from."""
-    storage, layout, upto = places.storage, places.layout, record.upto_lsn
+    storage, layout, upto = stores.storage, stores.layout, record.upto_lsn
     keys = [key for key in storage.list_keys(layout.journal_prefix) if key.endswith(".journal")]
     names = [layout.parse_journal_key(key) for key in keys]
     for key, file in zip(keys, read_journal_files(storage, layout, names), strict=True):

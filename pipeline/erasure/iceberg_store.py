@@ -33,9 +33,9 @@ class IcebergStore:
         assert isinstance(root, IcebergRoot) and name is not None
         self._slot = log.application_id
         self._label = label
-        self._tables = IcebergTables(root.place)
+        self._tables = IcebergTables(root.address)
         self._key = self._tables.key_of(*name)
-        self._base = ErasedIcebergBase(IcebergBases(root.place), self._slot, label)
+        self._base = ErasedIcebergBase(IcebergBases(root.address), self._slot, label)
 
     def _open(self) -> IcebergTable | None:
         return self._tables.open(self._key, self._label)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from xidstream.pipeline.iceberg.base_table import IcebergBase
 from xidstream.pipeline.iceberg.catalog_errors import answering
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace, location_of
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress, location_of
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 class IcebergBaseTables(IcebergTables):
     """``manifest``: that table's name. ``lsn_column``: of its lines."""
 
-    def __init__(self, place: IcebergPlace, manifest: str, lsn_column: str, *, makes: bool = False) -> None:
-        super().__init__(place, makes=makes)
+    def __init__(
+        self, address: IcebergAddress, manifest: str, lsn_column: str, *, makes: bool = False
+    ) -> None:
+        super().__init__(address, makes=makes)
         self._manifest = manifest
         self._lsn_column = lsn_column
 
@@ -39,9 +41,9 @@ class IcebergBaseTables(IcebergTables):
         return sorted(each[-1] for each in listed)
 
     def _table(self, table: Table, key: str, label: str) -> IcebergBase:
-        place = location_of(table.location(), table.io.properties, self.title(label))
+        location = location_of(table.location(), table.io.properties, self.title(label))
         if key != self._manifest:
-            return IcebergBase(table, place, label)
-        found = IcebergBase(table, place, label, (self._lsn_column,))
+            return IcebergBase(table, location, label)
+        found = IcebergBase(table, location, label, (self._lsn_column,))
         found.merging = self._merging
         return found

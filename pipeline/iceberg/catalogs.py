@@ -46,14 +46,14 @@ INSTALL: Final = "pip install 'xidstream[iceberg]'"
 
 
 @dataclass(frozen=True)
-class IcebergPlace:
+class IcebergAddress:
     """``catalog``: a name, or the absolute path of a folder. ``namespace``: with dots between its levels."""
 
     catalog: str
     namespace: str
 
     @classmethod
-    def parse(cls, argument: str) -> IcebergPlace:
+    def parse(cls, argument: str) -> IcebergAddress:
         """From what the setting has after ``iceberg:``. Raises ConfigError, also where pyiceberg is not installed."""
         if importlib.util.find_spec("pyiceberg") is None:
             raise ConfigError("an Iceberg sink needs pyiceberg, which is not installed", remedy=INSTALL)
@@ -64,7 +64,7 @@ class IcebergPlace:
                 remedy=f"give {ICEBERG.form}: a folder or a catalog that pyiceberg knows, and behind the last slash a "
                 "namespace of letters, digits, - and _, with dots between its levels",
             )
-        if ICEBERG.is_place(catalog):
+        if ICEBERG.is_folder_or_uri(catalog):
             scheme = catalog.partition(":")[0].lower()
             if scheme in REMOTE_SCHEMES:
                 raise ConfigError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.iceberg.catalog_errors import answering
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace, location_of
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress, location_of
 from xidstream.pipeline.iceberg.commit_together import together_of
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest, first_properties, name_mapping_of
 from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
@@ -78,21 +78,21 @@ class IcebergTables:
 
     def __init__(
         self,
-        place: IcebergPlace,
+        address: IcebergAddress,
         *,
         makes: bool = False,
         upkeep: IcebergUpkeep | None = None,
         newest: Newest | None = None,
     ) -> None:
-        self.place = place
-        self.root = f"iceberg:{place.argument}"
+        self.address = address
+        self.root = f"iceberg:{address.argument}"
         self._makes = makes
         self._upkeep = upkeep
         self._newest = newest
         self._merging = Merging() if makes else None
         self._lock = threading.Lock()
         self._opened: Catalog | None = None
-        self._namespace = tuple(place.namespace.split("."))
+        self._namespace = tuple(address.namespace.split("."))
 
     def __repr__(self) -> str:
         return f"IcebergTables({self.root})"
@@ -180,7 +180,7 @@ class IcebergTables:
     def _catalog(self) -> Catalog | None:
         with self._lock:
             if self._opened is None:
-                self._opened = self.place.open(makes=self._makes)
+                self._opened = self.address.open(makes=self._makes)
             return self._opened
 
     def _create(

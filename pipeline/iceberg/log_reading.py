@@ -108,7 +108,7 @@ class IcebergTableSnapshot:
         return self._table.watermark(application_id) if known else None
 
     def watermark_now(self, application_id: str) -> int | None:
-        """The same of the table as it is now."""
+        """The watermark in the table as it is now."""
         newest = self._loaded.catalog.load_table(self._loaded.name())
         found = newest.properties.get(f"{LSN}{application_id}")
         return None if found is None else int(found)

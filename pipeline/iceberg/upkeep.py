@@ -99,16 +99,24 @@ class IcebergUpkeep:
         """``shorten``: cuts the change logs. It never runs twice at a time."""
         self._shorten = shorten
         self._shortening: threading.Thread | None = None
+        """The thread in which ``shorten`` runs or ran last."""
         self._delay_s = delay_s
         self._clock = clock
         self._ages = ages or WatchedClock()
         self._changed = threading.Condition()
+        """Guards ``_noted``, ``_due`` and ``_ends``. Wakes the thread."""
         self._noted: list[_Expired] = []
+        """What commits have expired, oldest first, until the thread takes it."""
         self._due: list[_Due] = []
+        """A heap, by the time: paths that are to be removed once readers have had the delay."""
         self._numbers = itertools.count()
+        """One for each of ``_due``, so that two of the same time are never compared further."""
         self._n_expired: dict[str, int] = {}
+        """By table: the snapshots that expired since the last sweep for leftovers."""
         self._swept_s: dict[str, float] = {}
+        """By table: when leftovers were last swept, by ``clock``."""
         self._failed: set[tuple[str, str]] = set()
+        """The table and the class of each error that was logged; the next is not."""
         self._thread: threading.Thread | None = None
         self._ends = False
 

@@ -274,7 +274,7 @@ class SnapshotBook:
         """Record what is about to be committed. Returns the table's new generation; None where the last survey, taken
         after the snapshot's lock, found the table otherwise: take it anew.
 
-        ``last_number``: of the last one of the table's name that the sink knows (``SnapshotTarget``). ``where``: the
+        ``last_number``: of the last one of the table's name that the sink knows (``SnapshotOutput``). ``where``: the
         rows that were read, of a repair.
         """
         with self._comparing:

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.log_tables.attempt_files import remove
-from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.columns import Conform, map_columns
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
-from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotOutput
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema
@@ -100,17 +100,17 @@ class StagedSnapshots:
         self._storage.delete(rows)
         self._storage.delete_empty_folder(self._layout.snapshot_rows_prefix)
 
-    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
+    def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
         """A function's tables record no place."""
         path = self._storage.local_path(self._layout.snapshot_rows_prefix)
-        placement = place((), contract_schema(relation))
-        return SnapshotTarget(
+        mapping = map_columns((), contract_schema(relation))
+        return SnapshotOutput(
             self._stored_rows() if path is None else Location.parse(path),
             f"{relation.relid}-{uuid.uuid4().hex}",
-            Conform.of(placement.columns, placement.names),
+            Conform.of(mapping.columns, mapping.names),
         )
 
-    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+    def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         raise Unsupported("a function has no log that rows could be carried over from")
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
@@ -128,7 +128,7 @@ class StagedSnapshots:
                 self._waiting.put(_Waiting(generation, paths))
         return False
 
-    def discard(self, target: SnapshotTarget) -> None:
+    def discard(self, target: SnapshotOutput) -> None:
         """Remove what an attempt wrote that has failed."""
         self._check_owner()
         if isinstance(target.table, StoredFolder):

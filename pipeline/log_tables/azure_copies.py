@@ -46,7 +46,7 @@ _TENANTS: Final = ("tenant_id", "authority_id")
 
 
 @dataclass(frozen=True)
-class _Place:
+class _BlobFolder:
     """``endpoint``: the URL of the account. ``prefix``: inside the container, without slashes at its ends."""
 
     endpoint: str
@@ -62,7 +62,7 @@ class AzureCopies(StoreCopies):
     def can_copy(storage_uri: str, root: Location) -> bool:
         if not AzureCopies.may_copy(storage_uri, root):
             return False
-        storage, table = _storage_place(storage_uri), _table_place(root)
+        storage, table = _storage_folder(storage_uri), _table_folder(root)
         return storage is not None and table is not None and storage.endpoint == table.endpoint
 
     @staticmethod
@@ -77,7 +77,7 @@ class AzureCopies(StoreCopies):
     def __init__(self, storage_uri: str, root: Location) -> None:
         from azure.storage.blob import BlobServiceClient, ExponentialRetry
 
-        storage, table = _storage_place(storage_uri), _table_place(root)
+        storage, table = _storage_folder(storage_uri), _table_folder(root)
         assert storage is not None and table is not None
         self._storage, self._root = storage, root
         self._reading = _Reading(table.account, _options(root))
@@ -108,9 +108,9 @@ class AzureCopies(StoreCopies):
         )
 
     def _blob(self, target: Location) -> Any:
-        place = _table_place(target)
-        assert place is not None
-        return self._client.get_blob_client(place.container, place.prefix)
+        folder = _table_folder(target)
+        assert folder is not None
+        return self._client.get_blob_client(folder.container, folder.prefix)
 
     @contextmanager
     def _telling(self, name: str, source: Any) -> Iterator[None]:
@@ -232,7 +232,7 @@ def _options(root: Location) -> dict[str, str]:
     }
 
 
-def _table_place(root: Location) -> _Place | None:
+def _table_folder(root: Location) -> _BlobFolder | None:
     """Where deltalake finds it; None for what is not Azure's Blob Storage, and where the account is not told."""
     parts, options = urlsplit(root.uri), _options(root)
     account, container = options.get("account_name"), parts.netloc
@@ -245,10 +245,10 @@ def _table_place(root: Location) -> _Place | None:
     if not account or not container:
         return None
     endpoint = options.get("endpoint") or f"https://{account}.blob.{_CLOUD}"
-    return _Place(_normal(endpoint), account, container, unquote(parts.path).strip("/"))
+    return _BlobFolder(_normal(endpoint), account, container, unquote(parts.path).strip("/"))
 
 
-def _storage_place(storage_uri: str) -> _Place | None:
+def _storage_folder(storage_uri: str) -> _BlobFolder | None:
     """Where pyarrow finds it, by the four forms of its URIs; None where the account is not told."""
     parts = urlsplit(storage_uri)
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
@@ -260,7 +260,11 @@ def _storage_place(storage_uri: str) -> _Place | None:
             account = host.partition(".")[0]
             if kind == "blob":
                 user, _, path = path.partition("/")
-            return _Place(_normal(f"https://{account}.blob.{_CLOUD}"), account, user, path) if user else None
+            return (
+                _BlobFolder(_normal(f"https://{account}.blob.{_CLOUD}"), account, user, path)
+                if user
+                else None
+            )
     if not user:
         return None
     authority = query.get("blob_storage_authority", f".blob.{_CLOUD}")
@@ -271,7 +275,7 @@ def _storage_place(storage_uri: str) -> _Place | None:
     endpoint = (
         f"{scheme}://{user}{authority}" if authority.startswith(".") else f"{scheme}://{authority}/{user}"
     )
-    return _Place(_normal(endpoint), user, container, path) if container else None
+    return _BlobFolder(_normal(endpoint), user, container, path) if container else None
 
 
 def _normal(endpoint: str) -> str:

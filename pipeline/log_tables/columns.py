@@ -143,7 +143,7 @@ class TableColumn:
 
 
 @dataclass(frozen=True)
-class Placement:
+class ColumnMapping:
     """``columns``: the table after its additions; ``names``: the target of each incoming column, in order."""
 
     columns: tuple[TableColumn, ...]
@@ -167,7 +167,9 @@ class Placement:
         )
 
 
-def place(columns: Sequence[TableColumn], incoming: pa.Schema, rules: ColumnRules = DELTA) -> Placement:
+def map_columns(
+    columns: Sequence[TableColumn], incoming: pa.Schema, rules: ColumnRules = DELTA
+) -> ColumnMapping:
     """Find a target for each column of ``incoming`` (table columns and contract columns).
 
     Raises SinkFailed if a contract column is there with another type, because then the table is not ours.
@@ -206,20 +208,20 @@ def place(columns: Sequence[TableColumn], incoming: pa.Schema, rules: ColumnRule
         table.append(target)
         additions.append(target)
         names.append(name)
-    return Placement(tuple(table), tuple(additions), tuple(names))
+    return ColumnMapping(tuple(table), tuple(additions), tuple(names))
 
 
-def place_all(
+def map_all_columns(
     columns: Sequence[TableColumn], schemas: Iterable[pa.Schema], rules: ColumnRules = DELTA
-) -> tuple[tuple[TableColumn, ...], list[Placement]]:
+) -> tuple[tuple[TableColumn, ...], list[ColumnMapping]]:
     """The table's columns when it can take every layout, and where each layout's go."""
     table = tuple(columns)
-    placements = []
+    mappings = []
     for schema in schemas:
-        placement = place(table, schema, rules)
-        table = placement.columns
-        placements.append(placement)
-    return table, placements
+        mapping = map_columns(table, schema, rules)
+        table = mapping.columns
+        mappings.append(mapping)
+    return table, mappings
 
 
 def _suffixed(column: str, type_: pa.DataType, taken: set[str]) -> str:

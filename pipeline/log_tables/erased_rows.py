@@ -70,7 +70,7 @@ _INSERT, _PREIMAGE, _POSTIMAGE, _DELETE = (
     CHANGE_TYPES[i] for i in (INSERT, UPDATE_PREIMAGE, UPDATE_POSTIMAGE, DELETE)
 )
 
-Place = tuple[int, int]
+RowPosition = tuple[int, int]
 """``_commit_lsn``, ``_seq``: they identify a row of one table."""
 
 
@@ -86,9 +86,9 @@ class Erased:
 
 
 class _Hit(NamedTuple):
-    """A row with one of the keys. ``place``: None after the LSN."""
+    """A row with one of the keys. ``position``: None after the LSN."""
 
-    place: Place
+    position: RowPosition
     kind: str
     is_behind: bool
 
@@ -101,8 +101,8 @@ class _File:
     hits: Sequence[_Hit]
     new: list[WrittenFile] | None = None
     directory: str = ""
-    gone: frozenset[Place] = frozenset()
-    patches: Mapping[Place, dict[str, Any]] = field(default_factory=dict)
+    gone: frozenset[RowPosition] = frozenset()
+    patches: Mapping[RowPosition, dict[str, Any]] = field(default_factory=dict)
 
 
 Batches = Callable[[str, "Sequence[str] | None"], Iterator[pa.RecordBatch]]
@@ -142,7 +142,7 @@ class ErasedTable(Protocol):
         ...
 
     def batches(self, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """As ``Batches`` says."""
+        """Read the file in batches (``Batches``)."""
         ...
 
     def replace(self, added: Sequence[WrittenFile], removed: Sequence[str], marks: Mapping[str, int]) -> None:
@@ -226,7 +226,7 @@ class _Erasure:
         n_rows = dict(zip(listed["path"].to_pylist(), listed["num_records"].to_pylist(), strict=True))
         self._look(writer, keys, n_rows)
         there = {path: self._files[path] for path in n_rows}
-        gone = {hit.place: hit.kind for file in there.values() for hit in file.hits if not hit.is_behind}
+        gone = {hit.position: hit.kind for file in there.values() for hit in file.hits if not hit.is_behind}
         patches = _Partners(writer.batches, keys, listed, gone, self._label).patches()
         rewritten = self._rewritten(writer, keys, n_rows, gone, patches)
         files = [new for path in rewritten for new in self._files[path].new or ()]
@@ -268,16 +268,16 @@ class _Erasure:
         writer: ErasedTable,
         keys: RowsOfKeys,
         n_rows: Mapping[str, int],
-        gone: Mapping[Place, str],
-        patches: Mapping[Place, tuple[str, dict[str, Any]]],
+        gone: Mapping[RowPosition, str],
+        patches: Mapping[RowPosition, tuple[str, dict[str, Any]]],
     ) -> list[str]:
         """The files to replace, each with its new ones written."""
         columns = writer.columns
         touched = []
         for path, n in n_rows.items():
             file = self._files[path]
-            own = frozenset(hit.place for hit in file.hits if not hit.is_behind)
-            patched = {place: values for place, (where, values) in patches.items() if where == path}
+            own = frozenset(hit.position for hit in file.hits if not hit.is_behind)
+            patched = {position: values for position, (where, values) in patches.items() if where == path}
             if not own and not patched:
                 continue
             touched.append(path)
@@ -305,7 +305,7 @@ class _Erasure:
         for path in touched:
             for hit in files[path].hits:
                 if hit.kind == SNAPSHOT and not hit.is_behind:
-                    name = erased_id(hit.place[0])
+                    name = erased_id(hit.position[0])
                     marks[name] = marks.get(name, writer.watermark(name)) + 1
         # Whoever has a commit with this one in hand is refused, and looks again.
         owner = f"{self._slot}/owner"
@@ -322,9 +322,9 @@ def _hits(batches: Batches, path: str, keys: RowsOfKeys, upto: int, fold_lsn: in
             continue
         hit = rows.filter(keys.among(rows))
         for row in hit.select(["_commit_lsn", "_seq", "_change_type"]).to_pylist():
-            place = row["_commit_lsn"], row["_seq"]
+            position = row["_commit_lsn"], row["_seq"]
             is_folded = row["_commit_lsn"] == fold_lsn and row["_change_type"] == SNAPSHOT
-            found.append(_Hit(place, row["_change_type"], row["_commit_lsn"] > upto and not is_folded))
+            found.append(_Hit(position, row["_change_type"], row["_commit_lsn"] > upto and not is_folded))
     return found
 
 
@@ -333,14 +333,14 @@ def _without(
     keys: RowsOfKeys,
     upto: int,
     fold_lsn: int,
-    patches: Mapping[Place, dict[str, Any]],
+    patches: Mapping[RowPosition, dict[str, Any]],
 ) -> Iterator[pa.RecordBatch]:
     """The rows that stay, in their order, with the values of ``patches`` in those that have some."""
     is_folded = pc.and_(pc.equal(rows["_commit_lsn"], fold_lsn), pc.equal(rows["_change_type"], SNAPSHOT))
     goes = pc.and_(keys.among(rows), pc.or_(pc.less_equal(rows["_commit_lsn"], upto), is_folded))
     rows = rows.filter(pc.invert(goes))
     start = 0
-    for i in _places_in(rows, patches.keys()):
+    for i in _indexes_in(rows, patches.keys()):
         row = rows.slice(i, 1).to_pylist()[0]
         yield rows.slice(start, i - start)
         yield pa.RecordBatch.from_pylist([{**row, **patches[row["_commit_lsn"], row["_seq"]]}], rows.schema)
@@ -348,13 +348,13 @@ def _without(
     yield rows.slice(start)
 
 
-def _places_in(rows: pa.RecordBatch, places: Set[Place]) -> list[int]:
-    if not places:
+def _indexes_in(rows: pa.RecordBatch, positions: Set[RowPosition]) -> list[int]:
+    if not positions:
         return []
-    lsns = pa.array(sorted({lsn for lsn, _ in places}), pa.int64())
+    lsns = pa.array(sorted({lsn for lsn, _ in positions}), pa.int64())
     near = np.flatnonzero(pc.is_in(rows["_commit_lsn"], value_set=lsns).to_numpy(zero_copy_only=False))
     lsn, seq = rows["_commit_lsn"], rows["_seq"]
-    return [int(i) for i in near if (lsn[int(i)].as_py(), seq[int(i)].as_py()) in places]
+    return [int(i) for i in near if (lsn[int(i)].as_py(), seq[int(i)].as_py()) in positions]
 
 
 # -- rows of other keys ---------------------------------------------------------------------------------
@@ -366,7 +366,12 @@ class _Partners:
     ``listed``: the table's files. ``gone``: the places of the rows that go, and their ``_change_type``."""
 
     def __init__(
-        self, batches: Batches, keys: RowsOfKeys, listed: pa.Table, gone: Mapping[Place, str], label: str
+        self,
+        batches: Batches,
+        keys: RowsOfKeys,
+        listed: pa.Table,
+        gone: Mapping[RowPosition, str],
+        label: str,
     ) -> None:
         self._batches = batches
         self._keys = keys
@@ -374,31 +379,31 @@ class _Partners:
         self._gone = gone
         self._label = label
         self._histories: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        self._preimages: dict[Place, dict[str, Any] | None] = {}
+        self._preimages: dict[RowPosition, dict[str, Any] | None] = {}
 
-    def patches(self) -> dict[Place, tuple[str, dict[str, Any]]]:
+    def patches(self) -> dict[RowPosition, tuple[str, dict[str, Any]]]:
         """Place → the file with the row, and the values that it gets."""
         near = {(lsn, seq + 1) for (lsn, seq), kind in self._gone.items() if kind == _PREIMAGE}
         near |= {(lsn, seq - 1) for (lsn, seq), kind in self._gone.items() if kind == _POSTIMAGE}
-        found: dict[Place, tuple[str, dict[str, Any]]] = {}
+        found: dict[RowPosition, tuple[str, dict[str, Any]]] = {}
         for path, row in self._rows(near - self._gone.keys()):
-            (lsn, seq), kind = _place(row), row["_change_type"]
+            (lsn, seq), kind = _position_of(row), row["_change_type"]
             if kind == _POSTIMAGE and self._gone.get((lsn, seq - 1)) == _PREIMAGE:
                 found[lsn, seq] = path, {"_change_type": _INSERT, **self._filled(row)}
             elif kind == _PREIMAGE and self._gone.get((lsn, seq + 1)) == _POSTIMAGE:
                 found[lsn, seq] = path, {"_change_type": _DELETE}
         return found
 
-    def _rows(self, places: Set[Place]) -> Iterator[tuple[str, dict[str, Any]]]:
-        if not places:
+    def _rows(self, positions: Set[RowPosition]) -> Iterator[tuple[str, dict[str, Any]]]:
+        if not positions:
             return
-        lsns = np.array(sorted({lsn for lsn, _ in places}))
+        lsns = np.array(sorted({lsn for lsn, _ in positions}))
         bounds = (self._listed[name].to_pylist() for name in ("path", "min._commit_lsn", "max._commit_lsn"))
         for path, least, greatest in zip(*bounds, strict=True):
             if least is not None and not np.any((lsns >= least) & (lsns <= greatest)):
                 continue
             for rows in self._batches(path, None):
-                for i in _places_in(rows, places):
+                for i in _indexes_in(rows, positions):
                     yield path, rows.slice(i, 1).to_pylist()[0]
 
     def _filled(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -408,7 +413,7 @@ class _Partners:
             return {}
         filled: dict[str, Any] = {}
         texts = dict(row["_text"] or ())
-        lsn, seq = _place(row)
+        lsn, seq = _position_of(row)
         before = self._preimage_at((lsn, seq - 1))
         assert before is not None
         for name in list(lacking):
@@ -426,8 +431,10 @@ class _Partners:
         """The row that had the column's value last, when the row left the key of the old row ``departure``; None where
         the log does not have it. Where it came to that key from another one, it is looked for there."""
         while True:
-            at, key = _place(departure), self._key_of(departure)
-            earlier = [r for r in self._history(key) if _place(r) < at and r["_change_type"] != _PREIMAGE]
+            at, key = _position_of(departure), self._key_of(departure)
+            earlier = [
+                r for r in self._history(key) if _position_of(r) < at and r["_change_type"] != _PREIMAGE
+            ]
             row: dict[str, Any] | None = earlier[-1] if earlier else None
             if row is None or row["_change_type"] == _DELETE:
                 return None
@@ -435,14 +442,14 @@ class _Partners:
                 return row
             if row["_change_type"] in (_INSERT, SNAPSHOT):
                 return None
-            lsn, seq = _place(row)
+            lsn, seq = _position_of(row)
             departure = self._preimage_at((lsn, seq - 1)) or row
 
-    def _preimage_at(self, place: Place) -> Mapping[str, Any] | None:
-        if place not in self._preimages:
-            there = (row for _, row in self._rows({place}))
-            self._preimages[place] = next((r for r in there if r["_change_type"] == _PREIMAGE), None)
-        return self._preimages[place]
+    def _preimage_at(self, position: RowPosition) -> Mapping[str, Any] | None:
+        if position not in self._preimages:
+            there = (row for _, row in self._rows({position}))
+            self._preimages[position] = next((r for r in there if r["_change_type"] == _PREIMAGE), None)
+        return self._preimages[position]
 
     def _history(self, key: tuple[str, ...]) -> list[dict[str, Any]]:
         """All rows of one key, in order: those that are erased, and those of a third key, which are looked for."""
@@ -456,7 +463,7 @@ class _Partners:
             for path in self._listed["path"].to_pylist():
                 for rows in self._batches(path, None):
                     found += rows.filter(wanted.among(rows)).to_pylist()
-            self._histories[key] = sorted(found, key=_place)
+            self._histories[key] = sorted(found, key=_position_of)
         return self._histories[key]
 
     def _key_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -468,5 +475,5 @@ class _Partners:
         return tuple(found)
 
 
-def _place(row: Mapping[str, Any]) -> Place:
+def _position_of(row: Mapping[str, Any]) -> RowPosition:
     return row["_commit_lsn"], row["_seq"]

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.settings.addresses import check_place
+from xidstream.pipeline.settings.addresses import check_address
 from xidstream.pipeline.settings.local_paths import absolute
 
 TRANSACTIONS: Final = "_transactions"
@@ -140,7 +140,7 @@ class Location:
     @classmethod
     def parse(cls, uri: str, storage_options: dict[str, str] | None = None) -> Location:
         """From a plain path, or a URI of ``file:``, ``s3:``, ``gs:`` or ``abfs:``. Raises ConfigError for any other."""
-        check_place(uri, "the root of the Delta tables")
+        check_address(uri, "the root of the Delta tables")
         match = _SCHEME.fullmatch(uri)
         if match is None:
             path = uri

@@ -285,7 +285,7 @@ def report_of(files: list[WrittenFile]) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
-class WriteTarget:
+class WriteOutput:
     """Where one job writes one table, and above which commit LSN."""
 
     table: Location

@@ -61,18 +61,18 @@ class S3Copies(StoreCopies):
         self._client = s3_client(given, endpoint)
 
     def read(self, name: str, start: int) -> bytes:
-        place = {"Bucket": self._bucket, "Key": self._key_of(name)}
+        source = {"Bucket": self._bucket, "Key": self._key_of(name)}
         with self._telling(name):
-            found = self._client.get_object(**place, Range=f"bytes={start}-")
+            found = self._client.get_object(**source, Range=f"bytes={start}-")
             return bytes(found["Body"].read())
 
     def put(self, name: str, content: bytes, target: Location) -> None:
         with self._telling(name):
-            self._client.put_object(**_place_of(target), Body=content)
+            self._client.put_object(**_destination_of(target), Body=content)
 
     def copy(self, name: str, start: int, tail: bytes, target: Location) -> None:
         with self._telling(name):
-            self._upload(self._key_of(name), start, tail, _place_of(target))
+            self._upload(self._key_of(name), start, tail, _destination_of(target))
 
     def _key_of(self, name: str) -> str:
         return f"{self._prefix}/{name}".lstrip("/")
@@ -97,8 +97,8 @@ class S3Copies(StoreCopies):
         except BotoCoreError as error:
             raise StorageFault(f"segment {name!r} cannot be copied: {type(error).__name__}") from error
 
-    def _upload(self, key: str, start: int, tail: bytes, place: dict[str, str]) -> None:
-        upload = {**place, "UploadId": self._client.create_multipart_upload(**place)["UploadId"]}
+    def _upload(self, key: str, start: int, tail: bytes, destination: dict[str, str]) -> None:
+        upload = {**destination, "UploadId": self._client.create_multipart_upload(**destination)["UploadId"]}
         try:
             etags = [
                 self._client.upload_part_copy(
@@ -126,7 +126,7 @@ class S3Copies(StoreCopies):
             pass  # the caller must see the first failure
 
 
-def _place_of(target: Location) -> dict[str, str]:
+def _destination_of(target: Location) -> dict[str, str]:
     parts = urlsplit(target.uri)
     # As deltalake names it, which decodes the path of a URI.
     return {"Bucket": parts.netloc, "Key": unquote(parts.path).lstrip("/")}

@@ -53,9 +53,9 @@ from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.azure_copies import AzureCopies
 from xidstream.pipeline.log_tables.batch_parts import TableParts
-from xidstream.pipeline.log_tables.columns import DELTA, ColumnRules, Placement
+from xidstream.pipeline.log_tables.columns import DELTA, ColumnMapping, ColumnRules
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.parquet_files import WriteTarget, WrittenFile
+from xidstream.pipeline.log_tables.parquet_files import WriteOutput, WrittenFile
 from xidstream.pipeline.log_tables.s3_copies import S3Copies
 from xidstream.pipeline.log_tables.store_copies import SMALLEST_COPY_BYTES, CopyRefused, StoreCopies
 from xidstream.pipeline.parquet import CommitStamp, RowFile
@@ -144,15 +144,15 @@ class SegmentLinks:
     def give(
         self,
         parts: TableParts,
-        placements: Sequence[Placement],
-        target: WriteTarget,
+        mappings: Sequence[ColumnMapping],
+        target: WriteOutput,
         storage: SegmentStorage | None,
         rules: ColumnRules = DELTA,
     ) -> tuple[list[WrittenFile], TableParts]:
         """Name each segment that is a file of ``target``'s table as it is; the names are durable. Returns these files,
         and the parts that are to be written. Segments at or below the watermark are neither.
 
-        ``placements``: of each layout in ``parts``. ``rules``: of the table's format.
+        ``mappings``: of each layout in ``parts``. ``rules``: of the table's format.
         Raises SegmentCorrupt, StorageFault; nothing runs on after that.
         """
         way = self._way_from(storage, target.table)
@@ -160,8 +160,8 @@ class SegmentLinks:
             return [], parts
         fitting = [
             part
-            for version, placement in zip(parts.versions, placements, strict=True)
-            if placement.is_verbatim(version.schema, rules)
+            for version, mapping in zip(parts.versions, mappings, strict=True)
+            if mapping.is_verbatim(version.schema, rules)
             for part in version.segments
             if way.takes(part)
         ]
@@ -204,7 +204,7 @@ class _Way(abc.ABC):
         self._storage = storage
         self._threads = ThreadPoolExecutor(LINK_THREADS, thread_name_prefix="segment-links")
 
-    def give(self, parts: Sequence[SegmentPart], target: WriteTarget) -> list[WrittenFile]:
+    def give(self, parts: Sequence[SegmentPart], target: WriteOutput) -> list[WrittenFile]:
         if not parts:
             return []
         files = [
@@ -325,20 +325,20 @@ def _copy(source: str, target: str) -> None:
 def _copied_by_kernel(source: int, target: int) -> bool:
     """False where the file systems cannot do it; then nothing was written."""
     n_left = os.fstat(source).st_size
-    place = 0
+    offset = 0
     while n_left:
         try:
-            n = os.copy_file_range(source, target, n_left, place, place)
+            n = os.copy_file_range(source, target, n_left, offset, offset)
         except OSError as error:
-            if place or error.errno not in _NO_COPY:
+            if offset or error.errno not in _NO_COPY:
                 raise
             return False
-        if not n and not place:
+        if not n and not offset:
             return False  # so some file systems say that they cannot
         if not n:
             raise OSError(errno.EIO, "the file became shorter while it was copied")
         n_left -= n
-        place += n
+        offset += n
     return True
 
 

@@ -40,7 +40,7 @@ from xidstream.pipeline.errors import SnapshotInterrupted, Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.attempt_files import missing, remove
-from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.columns import Conform, map_columns
 from xidstream.pipeline.log_tables.commit_attempts import guarded
 from xidstream.pipeline.log_tables.erased_marks import UPTO, erased_id
 from xidstream.pipeline.log_tables.generation_lines import Ended, GenerationLines, ended_of
@@ -50,7 +50,7 @@ from xidstream.pipeline.log_tables.log_table import LogTables, LogTableWriter
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
-from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotOutput
 from xidstream.pipeline.log_tables.table_metadata import NOTHING_KNOWN
 from xidstream.pipeline.log_tables.transaction_marks import TransactionMarks
 from xidstream.pipeline.parked import ParkedTable
@@ -61,7 +61,7 @@ from xidstream.pipeline.settings.credentials import holds_secret_option
 from xidstream.pipeline.snapshot.ddl import Ddl, KnownDdl, Witnessed
 from xidstream.pipeline.snapshot.generation import Generation
 
-Carry = Callable[[str, Carrying, SnapshotTarget], tuple[WrittenFile, ...] | None]
+Carry = Callable[[str, Carrying, SnapshotOutput], tuple[WrittenFile, ...] | None]
 """``SnapshotTables.carry``, given the application id."""
 
 
@@ -96,19 +96,17 @@ class SnapshotLog:
     def lines(self, makes: bool) -> list[GenerationLine]:
         return self._lines.all(makes)
 
-    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
-        """Make the table, or widen it, for what the snapshot at ``place_lsn`` has."""
+    def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
+        """Make the table, or widen it, for what the snapshot at ``snapshot_lsn`` has."""
         key = self._tables.key_of(relation.schema, relation.table)
         about = self._tables.about(relation)
 
-        def prepare() -> SnapshotTarget:
+        def prepare() -> SnapshotOutput:
             found = self._tables.open(key, relation.name)
             columns = () if found is None else found.columns
-            placement = place(columns, contract_schema(relation), self._tables.rules)
-            brought = [VersionSince(self._application_id, place_lsn, relation, placement.targets)]
-            writer = found or self._tables.open_or_create(
-                key, relation.name, placement.columns, about, brought
-            )
+            mapping = map_columns(columns, contract_schema(relation), self._tables.rules)
+            brought = [VersionSince(self._application_id, snapshot_lsn, relation, mapping.targets)]
+            writer = found or self._tables.open_or_create(key, relation.name, mapping.columns, about, brought)
             if holds_secret_option(writer.location.storage_options or {}):
                 raise Unsupported(
                     "snapshots are read by Ray's actors, to which no credentials are sent: storage_options hold some",
@@ -116,15 +114,15 @@ class SnapshotLog:
                     "storage_options",
                 )
             self._ownership.check(writer)
-            writer.take_columns(placement.columns)
+            writer.take_columns(mapping.columns)
             # The other properties are those of the newest layout in the stream.
             writer.describe(about if found is None else NOTHING_KNOWN, brought)
-            conform = Conform.of(placement.columns, placement.names)
+            conform = Conform.of(mapping.columns, mapping.names)
             self._taken.add(key)
             # Whoever had the slot before can name no files here after this.
             self._ownership.claim(writer)
             cut = Lsn(writer.watermark(locations.cut_id(self._application_id)))
-            return SnapshotTarget(writer.location, f"snapshot-{uuid.uuid4().hex}", conform, key, cut)
+            return SnapshotOutput(writer.location, f"snapshot-{uuid.uuid4().hex}", conform, key, cut)
 
         return guarded(self._tables, relation.name, prepare)
 
@@ -132,7 +130,7 @@ class SnapshotLog:
         """Whether a snapshot of the table with this key was begun here, and not committed or given up."""
         return key in self._taken
 
-    def discard(self, target: SnapshotTarget) -> None:
+    def discard(self, target: SnapshotOutput) -> None:
         """Remove what an attempt wrote that has failed. A table that names it keeps it."""
         self._taken.discard(target.key)
 
@@ -147,7 +145,7 @@ class SnapshotLog:
 
         guarded(self._tables, target.directory, removed)
 
-    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+    def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         carry, name = self._carry, carrying.relation.name
         if carry is None:
             raise Unsupported(
@@ -255,10 +253,10 @@ class SnapshotLog:
         with self._parking:
             ddl = self._ddl.altered(relation.relid, proven, found_lsn, witnessed)
         first, last = (proven, found_lsn) if ddl is None else (int(ddl[0]), int(ddl[1]))
-        placement = place(writer.columns, contract_schema(relation), self._tables.rules)
+        mapping = map_columns(writer.columns, contract_schema(relation), self._tables.rules)
         after = first if first < last else None
-        brought = VersionSince(self._application_id, last, relation, placement.targets, after)
-        writer.take_columns(placement.columns)
+        brought = VersionSince(self._application_id, last, relation, mapping.targets, after)
+        writer.take_columns(mapping.columns)
         writer.describe(NOTHING_KNOWN, [brought])
 
     @property

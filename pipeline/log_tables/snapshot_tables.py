@@ -24,7 +24,7 @@ from xidstream.pipeline.storage.stored_folder import StoredFolder
 
 
 @dataclass(frozen=True)
-class SnapshotTarget:
+class SnapshotOutput:
     """Where readers write one table's files, and in which columns. ``table``: of a log, or a store's folder where
     rows wait for a function. ``directory``: below ``table``, of this attempt's
     alone. ``key``: the table's name among a sink's, empty where it has none. ``cut``: what committed up to this LSN is
@@ -84,10 +84,10 @@ class SnapshotTables(Protocol):
         """The last state of each generation, by table and number. ``makes``: a run that may add lines asks. After
         this, whoever had the slot before adds none."""
 
-    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
-        """Where the files of a table are to be written, whose snapshot is at ``place_lsn``."""
+    def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
+        """Where the files of a table are to be written, whose snapshot is at ``snapshot_lsn``."""
 
-    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+    def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         """Write the rows of a generation that a repair does not read to files of the next one. None where the log does
         not answer at its snapshot yet: ask again. It may be asked for again after a failure, too.
 
@@ -98,7 +98,7 @@ class SnapshotTables(Protocol):
 
         With None nothing is taken: whether a crash left the generation's rows in the sink. Then it has a line now."""
 
-    def discard(self, target: SnapshotTarget) -> None:
+    def discard(self, target: SnapshotOutput) -> None:
         """Remove what an attempt wrote that has failed."""
 
     def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:

@@ -106,20 +106,26 @@ class BaseTables:
         catalog: CatalogName | None = None,
     ) -> None:
         self._kept = KeptTables()
+        """The Delta tables as they were last read, so that the next refresh reads only what is new."""
         self._stored: LogRoot = root_of(uri, storage_options)
         self._root = self._stored.delta_location
         if self._root is not None:
             self._stored = DeltaRoot(self._root, self._kept)
         self._bases = self._stored.bases(makes=True)
+        """The store of the base tables and of their manifest."""
         self._seen: SlotLog | None = None
+        """The log as the last refresh opened it; None before the first one, and after ``_forget``."""
         self._slot = slot
         self._file_bytes = file_bytes
         self._manifest: ManifestWriter | None = None
+        """None before the first refresh that came as far as the manifest."""
         self._busy = threading.Lock()
+        """Held by a refresh and by a vacuum: one at a time."""
         self._ages = WatchedClock()
         self._named: tuple[str, Sequence[ManifestLine]] | None = None
         """The slot, and what the manifest names of it; None before the first refresh."""
         self._facts: dict[str, BaseFacts] = {}
+        """By table: what is known of its base table since the last refresh that looked at it."""
         self._registration: Registration | None = None
         if catalog is not None:
             if self._root is None:

@@ -108,11 +108,11 @@ class GlueCatalog:
         from botocore.exceptions import BotoCoreError, ClientError
 
         wanted = _input(table)
-        place = {"DatabaseName": self._name.database, "TableInput": wanted}
+        request = {"DatabaseName": self._name.database, "TableInput": wanted}
         try:
             found = None if instead_of is None else self._found(instead_of)
             if found is None:
-                self._client.create_table(**place)
+                self._client.create_table(**request)
                 return
             others = {
                 name: value
@@ -121,7 +121,7 @@ class GlueCatalog:
             }
             wanted["Parameters"] = {**others, **wanted["Parameters"]}
             # Without a version of the entry for each change of columns: Glue keeps and bills those.
-            self._client.update_table(**place, SkipArchive=True)
+            self._client.update_table(**request, SkipArchive=True)
         except (BotoCoreError, ClientError) as error:
             if _code(error) in _UNFIT:
                 raise Unsupported(f"{self} takes no such table: {_code(error)}") from error

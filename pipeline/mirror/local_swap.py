@@ -234,9 +234,9 @@ def _with_used_values(rows: pa.Table) -> pa.Table:
         used = np.flatnonzero(is_used)
         if len(used) == len(values):
             continue
-        places = np.zeros(len(values), np.int32)
-        places[used] = np.arange(len(used), dtype=np.int32)
-        kept, new = values.take(pa.array(used)), pa.array(places)
+        new_indexes = np.zeros(len(values), np.int32)
+        new_indexes[used] = np.arange(len(used), dtype=np.int32)
+        kept, new = values.take(pa.array(used)), pa.array(new_indexes)
         indexes = [
             pa.DictionaryArray.from_arrays(pc.take(new, chunk.indices), kept, safe=False) for chunk in chunks
         ]

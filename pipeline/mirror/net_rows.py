@@ -45,11 +45,15 @@ class NetRows:
         self._key = list(key)
         self._ranged = ranged.columns
         self._order = _last_words(self._rows, ranged.ahead_in(key))
+        """The index of the last row of each key, in the order of the keys."""
         self._bounds = [_as_stored(pc.take(_whole(self._rows[name]), self._order)) for name in ranged.columns]
+        """For each column that files have ranges of: its values, in ``_order``."""
         is_gone = pc.is_in(_whole(self._rows[CHANGE]), value_set=pa.array(TAKE_AWAY))
         self._is_set = pc.take(pc.invert(is_gone), self._order)
+        """For each of ``_order``: whether its row is there afterwards. Otherwise it is gone."""
         sums = np.cumsum(self._is_set.to_numpy(zero_copy_only=False), dtype=np.int64)
         self._n_set_before = np.concatenate([np.zeros(1, np.int64), sums])
+        """At i: how many of the first i of ``_order`` are there afterwards."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -72,9 +76,9 @@ class NetRows:
     def slots(self, files: Sequence[BaseFile]) -> list[int]:
         """``len(files) + 1`` places in the order of the key: the rows of slot i are those from the i-th up to the
         next."""
-        places = range(len(self))
+        indexes = range(len(self))
         lows = [file.range.low for file in files[1:] if file.range is not None]
-        return [0, *(bisect_left(places, low, key=self._key_at) for low in lows), len(self)]
+        return [0, *(bisect_left(indexes, low, key=self._key_at) for low in lows), len(self)]
 
     def arriving(self, starts: Sequence[int], slots: Iterable[int], schema: pa.Schema) -> pa.Table:
         """The rows of the slots that are not gone, by key, in ``schema``."""
@@ -103,19 +107,19 @@ class NetRows:
             else int(pc.sum(texts.take(self._order).is_valid()).as_py() or 0)
         )
 
-    def _key_at(self, place: int) -> tuple[Any, ...]:
-        return tuple(column[place].as_py() for column in self._bounds)
+    def _key_at(self, index: int) -> tuple[Any, ...]:
+        return tuple(column[index].as_py() for column in self._bounds)
 
     def _near(self, file: BaseFile) -> tuple[int, int]:
         """The places of the rows within the file's range of the first column."""
         assert file.range is not None
-        places, first = range(len(self)), self._bounds[0]
+        indexes, first = range(len(self)), self._bounds[0]
 
-        def value(place: int) -> Any:
-            return first[place].as_py()
+        def value(index: int) -> Any:
+            return first[index].as_py()
 
         low, high = file.range.low[0], file.range.high[0]
-        return bisect_left(places, low, key=value), bisect_right(places, high, key=value)
+        return bisect_left(indexes, low, key=value), bisect_right(indexes, high, key=value)
 
     def _n_within(self, file: BaseFile) -> int:
         """How many keys lie within the file's ranges of all columns."""
@@ -135,12 +139,12 @@ class NetRows:
         return within
 
 
-def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
-    """The rows at ``places``; neighbours that came in the order of their keys are not copied."""
-    numbers = places.to_numpy()
+def _taken(rows: pa.Table, indexes: pa.Array) -> pa.Table:
+    """The rows at ``indexes``; neighbours that came in the order of their keys are not copied."""
+    numbers = indexes.to_numpy()
     if len(numbers) and np.all(np.diff(numbers) == 1):
         return rows.slice(int(numbers[0]), len(numbers))
-    return rows.take(places)
+    return rows.take(indexes)
 
 
 def _last_words(rows: pa.Table, names: Sequence[str]) -> pa.Array:
@@ -194,27 +198,27 @@ class NearKeys:
             return rows
         values = _as_stored(_whole(rows[self.first]))
         if self.keys.num_columns == 1 and pt.is_integer(values.type):
-            return _but(rows, _places_of(values.to_numpy(), self.bound.to_numpy()))
+            return _but(rows, _indexes_of(values.to_numpy(), self.bound.to_numpy()))
         ends = pc.min_max(values)
         behind = bisect_right(self.bound, ends["max"].as_py(), key=_value)
         begin = bisect_left(self.bound, ends["min"].as_py(), key=_value)
-        return _but(rows, _places_in(rows, self.keys.slice(begin, behind - begin)))
+        return _but(rows, _indexes_in(rows, self.keys.slice(begin, behind - begin)))
 
 
 def _value(scalar: pa.Scalar) -> Any:
     return scalar.as_py()
 
 
-def _places_of(values: npt.NDArray[Any], ascending: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _indexes_of(values: npt.NDArray[Any], ascending: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The places of the values that are in ``ascending``. Few are looked for in many, if these ascend as well."""
     if len(ascending) < len(values) and _ascends(values):
-        places = np.minimum(np.searchsorted(values, ascending), len(values) - 1)
-        return np.extract(values[places] == ascending, places)
-    places = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    return np.flatnonzero(ascending[places] == values)
+        indexes = np.minimum(np.searchsorted(values, ascending), len(values) - 1)
+        return np.extract(values[indexes] == ascending, indexes)
+    indexes = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    return np.flatnonzero(ascending[indexes] == values)
 
 
-def _places_in(rows: pa.Table, keys: pa.Table) -> npt.NDArray[np.int64]:
+def _indexes_in(rows: pa.Table, keys: pa.Table) -> npt.NDArray[np.int64]:
     """The places of the rows whose key is in ``keys``, ascending."""
     names = keys.column_names
     if not keys.num_rows:
@@ -230,13 +234,13 @@ def _places_in(rows: pa.Table, keys: pa.Table) -> npt.NDArray[np.int64]:
     return np.sort(new.to_numpy())
 
 
-def _but(rows: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
-    """``rows`` without those at ``places``, which ascend. Nothing is copied where these are few."""
-    if len(places) * _SLICE_ROWS <= rows.num_rows:
-        ends = pairwise([-1, *places.tolist(), rows.num_rows])
-        return pa.concat_tables([rows.slice(last + 1, place - last - 1) for last, place in ends])
+def _but(rows: pa.Table, indexes: npt.NDArray[np.int64]) -> pa.Table:
+    """``rows`` without those at ``indexes``, which ascend. Nothing is copied where these are few."""
+    if len(indexes) * _SLICE_ROWS <= rows.num_rows:
+        ends = pairwise([-1, *indexes.tolist(), rows.num_rows])
+        return pa.concat_tables([rows.slice(last + 1, index - last - 1) for last, index in ends])
     is_kept = np.ones(rows.num_rows, bool)
-    is_kept[places] = False
+    is_kept[indexes] = False
     return rows.filter(pa.array(is_kept))
 
 

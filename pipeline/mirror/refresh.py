@@ -172,12 +172,14 @@ class TableRefresher:
         self._check = check
         self._kept = kept
         self._spark: SparkSession | None = None
+        """Given to ``run``; None while the refresh is tried without Spark (``here``)."""
         self._log = log
         self._lsn = lsn = int(log.lsn)
         self._place = int(log.generation.bounds.place)
         self._file_bytes = file_bytes
         self._shape = log.shape
         self._fields = arrow_fields(log.shape)
+        """The columns of the base table, as the log has them at the LSN."""
         types = {field.name: field.type for field in self._fields}
         self._key = RangedKey.of(log.shape.key, types, any_name=bases.bounds_any_name)
         self._label = log.shape.table
@@ -193,7 +195,9 @@ class TableRefresher:
         if self._base.lsn > lsn:
             raise SnapshotOutdated(self._label)  # A refresh that went further: look at the log again.
         self._about = about
+        """What the base table is to say about itself: its description and properties."""
         self._since = self._base.lsn
+        """The base table has all commits up to this LSN; the log's tail is read from there."""
         if line is not None and line.version == self._base.version:
             self._since = max(self._since, line.lsn)
         self._base.leave_out(None)

@@ -71,9 +71,9 @@ def bound_tail(tail: bytes, file: RowFile, commit: CommitStamp, *, name: str) ->
     verify_tail(tail, file, name=name)
     content = bytearray(tail)
     for slot in file.slots(commit):
-        place = slice(slot.offset - file.head_bytes, slot.end - file.head_bytes)
-        _check(slot, bytes(content[place]), name)
-        content[place] = slot.bound
+        span = slice(slot.offset - file.head_bytes, slot.end - file.head_bytes)
+        _check(slot, bytes(content[span]), name)
+        content[span] = slot.bound
     return bytes(content)
 
 

@@ -40,11 +40,11 @@ def malformed(title: str, lsn: Lsn, what: str) -> MalformedMessage:
 class MessageCursor:
     """A position in one message of variable length. Every step is checked against the message's end."""
 
-    __slots__ = ("_data", "_end", "_lsn", "_place", "_title")
+    __slots__ = ("_data", "_end", "_lsn", "_position", "_title")
 
     def __init__(self, data: Buffer, offset: int, kind: MessageType, lsn: Lsn) -> None:
         self._data = data
-        self._place = offset
+        self._position = offset
         self._end = len(data)
         self._title = kind.title
         self._lsn = lsn
@@ -57,14 +57,14 @@ class MessageCursor:
 
     @property
     def remaining(self) -> int:
-        return self._end - self._place
+        return self._end - self._position
 
     def _advance(self, n_bytes: int, what: str) -> int:
-        place = self._place
-        if n_bytes > self._end - place:
+        position = self._position
+        if n_bytes > self._end - position:
             raise self.malformed(f"it ends within {what}")
-        self._place = place + n_bytes
-        return place
+        self._position = position + n_bytes
+        return position
 
     def fields(self, layout: Struct, what: str) -> tuple[Any, ...]:
         return layout.unpack_from(self._data, self._advance(layout.size, what))
@@ -103,11 +103,11 @@ class MessageCursor:
         return str(self._terminated(what), "utf-8", "backslashreplace")
 
     def _terminated(self, what: str) -> Buffer:
-        start = self._place
+        start = self._position
         end = self._find_zero(start)
         if end < 0:
             raise self.malformed(f"{what} is not terminated")
-        self._place = end + 1
+        self._position = end + 1
         return self._data[start:end]
 
     def _find_zero(self, start: int) -> int:
@@ -135,5 +135,5 @@ class MessageCursor:
         return int(n)
 
     def finish(self) -> None:
-        if self._place != self._end:
+        if self._position != self._end:
             raise self.malformed(f"{self.remaining} bytes left over")

@@ -28,11 +28,11 @@ def relids_of(payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32], *,
     ``payload: uint8[n]``, ``lengths: int32[m]``: CopyData messages with their headers. ``streamed``: each message
     carries an Int32 xid.
     """
-    place = HEADER_BYTES + 1 + (4 if streamed else 0)
+    offset = HEADER_BYTES + 1 + (4 if streamed else 0)
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
-    whole = starts[lengths >= place + _OID_BYTES]
+    whole = starts[lengths >= offset + _OID_BYTES]
     kinds = payload[whole + HEADER_BYTES]
-    at = whole[_IS_ROW[kinds]] + place
+    at = whole[_IS_ROW[kinds]] + offset
     found: set[int] = set()
     if len(at):
         relids = payload[at].astype(np.uint32)
@@ -43,7 +43,7 @@ def relids_of(payload: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32], *,
         # Rows of one table mostly stand together: most repetitions go before the sort.
         found.update(np.unique(relids[np.flatnonzero(np.diff(relids, prepend=~relids[0]))]).tolist())
     for start in whole[kinds == _TRUNCATE].tolist():
-        found.update(_truncated(payload, start + place))
+        found.update(_truncated(payload, start + offset))
     return sorted(found)
 
 

@@ -15,7 +15,7 @@ _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-def check_place(text: str, name: str) -> None:
+def check_address(text: str, name: str) -> None:
     """Raise ConfigError for a path or a URI with control characters, or with bytes that are no UTF-8; for a URI whose
     host is none, or that leads to another place than it seems to.
 

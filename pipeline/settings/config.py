@@ -26,7 +26,7 @@ from typing import Any
 
 from xidstream.pipeline.errors import ConfigError
 from xidstream.pipeline.pg_rules import check_publication_names, duration_s, renamed_columns
-from xidstream.pipeline.settings.addresses import check_place
+from xidstream.pipeline.settings.addresses import check_address
 from xidstream.pipeline.settings.config_checks import check_values
 from xidstream.pipeline.settings.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
 from xidstream.pipeline.settings.delta_retention import DeltaRetention
@@ -367,13 +367,13 @@ class Config:
         renamed_columns(self.column_names)
         object.__setattr__(self, "password_command", _words(self.password_command))
         object.__setattr__(self, "spark_conf", spark_settings(self.spark_conf))
-        check_place(self.storage, "storage")
+        check_address(self.storage, "storage")
         if self.storage and is_path(self.storage):
             object.__setattr__(self, "storage", absolute(self.storage))
         kind, root = kind_named(self.sink), self.sink.partition(":")[2]
-        is_place = kind is not None and kind.is_place(root)
-        check_place(root if is_place else self.sink, "sink")
-        if kind is not None and is_place and root and is_path(root):
+        is_folder_or_uri = kind is not None and kind.is_folder_or_uri(root)
+        check_address(root if is_folder_or_uri else self.sink, "sink")
+        if kind is not None and is_folder_or_uri and root and is_path(root):
             object.__setattr__(self, "sink", kind.spec(absolute(root)))
         check_values(self)
 

@@ -56,7 +56,7 @@ class SinkKind:
     runs_users_code: bool = False
     snapshots: Snapshots = Snapshots.NONE
 
-    def is_place(self, argument: str) -> bool:
+    def is_folder_or_uri(self, argument: str) -> bool:
         """Whether an argument of this kind is a folder or a URI."""
         return self.has_root and (not self.knows_names or _PLACE.match(argument) is not None)
 

@@ -21,7 +21,7 @@ from xidstream.pipeline.changelog.consumers import ConsumerPosition
 from xidstream.pipeline.changelog.iceberg_root import IcebergLogTable, IcebergRoot
 from xidstream.pipeline.changelog.log_root import LogRoot
 from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_lines
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot
@@ -64,8 +64,8 @@ class IcebergShortenedRoot:
     """``tables``: through which it commits. They are the caller's to close. Two catalogs are opened beside theirs, for
     all who look at the log and its base tables."""
 
-    def __init__(self, place: IcebergPlace, tables: IcebergTables) -> None:
-        self._log = IcebergRoot(place)
+    def __init__(self, address: IcebergAddress, tables: IcebergTables) -> None:
+        self._log = IcebergRoot(address)
         self._tables = tables
 
     @property

@@ -23,7 +23,7 @@ from typing import Final
 from xidstream.pipeline.account.model import LogPart
 from xidstream.pipeline.changelog.iceberg_bases import refuse_base_tables
 from xidstream.pipeline.exchange import AT_ONCE, Pace, SlotIdentity, Tenure
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_table import Newest
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
@@ -49,7 +49,7 @@ class IcebergSink(LogSink):
 
     def __init__(
         self,
-        place: IcebergPlace,
+        address: IcebergAddress,
         identity: SlotIdentity,
         commit_every_s: float = 1.0,
         retention: LogRetention = KEEP_ALL,
@@ -58,17 +58,20 @@ class IcebergSink(LogSink):
     ) -> None:
         newest: Newest = {}
         upkeep = IcebergUpkeep(shorten=self._shorten_logs)
-        tables = IcebergTables(place, makes=True, upkeep=upkeep, newest=newest)
-        super().__init__(tables, IcebergTables(place, makes=True, newest=newest), identity)
+        tables = IcebergTables(address, makes=True, upkeep=upkeep, newest=newest)
+        super().__init__(tables, IcebergTables(address, makes=True, newest=newest), identity)
         self._log_tables = tables
-        self._root = IcebergShortenedRoot(place, tables)
+        self._root = IcebergShortenedRoot(address, tables)
         self._retention = retention
         self._shortening: LogShortening | None = None
+        """Cuts the change logs; made by ``open``."""
         self._watch = LogWatch(self._root, self._application_id)
         self._commit_every_s = commit_every_s
         self._clock = clock
         self._written_s: float | None = None
+        """When the last batch was written, by ``clock``."""
         self._took_s = 0.0
+        """How long the last batch took to write."""
 
     def open(self, session: GetSession) -> None:
         """Raises ConfigError where the namespace has the base tables of another log."""

@@ -56,7 +56,7 @@ from xidstream.pipeline.exchange import AT_ONCE, Pace, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.batch_parts import TableParts
-from xidstream.pipeline.log_tables.columns import Conform, Placement, TableColumn, place_all
+from xidstream.pipeline.log_tables.columns import ColumnMapping, Conform, TableColumn, map_all_columns
 from xidstream.pipeline.log_tables.log_table import (
     MAX_VERSION,
     NOTHING,
@@ -66,7 +66,7 @@ from xidstream.pipeline.log_tables.log_table import (
     TableCommit,
 )
 from xidstream.pipeline.log_tables.ownership import Ownership
-from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteTarget, WrittenFile
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteOutput, WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.segment_links import SegmentLinks
 from xidstream.pipeline.log_tables.snapshot_log import Carry, SnapshotLog
@@ -278,12 +278,10 @@ class LogSink:
                 self._writers[key] = writer
             return None
         rules = self._tables.rules
-        columns, placements = place_all(() if writer is None else writer.columns, parts.schemas, rules)
+        columns, mappings = map_all_columns(() if writer is None else writer.columns, parts.schemas, rules)
         about = self._tables.about(parts.appearances[-1].relation)
         brought = [
-            VersionSince(
-                self._application_id, each.commit_lsn, each.relation, placements[each.layout].targets
-            )
+            VersionSince(self._application_id, each.commit_lsn, each.relation, mappings[each.layout].targets)
             for each in parts.appearances
         ]
         if writer is None:
@@ -294,9 +292,9 @@ class LogSink:
         self._writers[key] = writer
         writer.describe(about, brought)
         writer.take_columns(columns)
-        target = WriteTarget(writer.location, f"data-{uuid.uuid4().hex}", watermark)
-        files, left = self._link_segments(parts, placements, batch, target)
-        conform = [Conform.of(columns, placement.names) for placement in placements]
+        target = WriteOutput(writer.location, f"data-{uuid.uuid4().hex}", watermark)
+        files, left = self._link_segments(parts, mappings, batch, target)
+        conform = [Conform.of(columns, mapping.names) for mapping in mappings]
         files += write_rows(left, batch, target, conform)
         if not files:
             return None
@@ -305,11 +303,11 @@ class LogSink:
         return TableCommit(writer, files, {self._application_id: last}, self._marks)
 
     def _link_segments(
-        self, parts: TableParts, placements: list[Placement], batch: SinkBatch, target: WriteTarget
+        self, parts: TableParts, mappings: list[ColumnMapping], batch: SinkBatch, target: WriteOutput
     ) -> tuple[list[WrittenFile], TableParts]:
         """The segments that needed only a name in the table, and the parts that are left to write."""
         try:
-            return self._links.give(parts, placements, target, batch.storage, self._tables.rules)
+            return self._links.give(parts, mappings, target, batch.storage, self._tables.rules)
         except SegmentCorrupt:
             # Where a later run has the slot, it has cleaned up after this one.
             owned = self._tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)

@@ -45,7 +45,7 @@ from xidstream.pipeline.sinks.foreach import resolve
 from xidstream.pipeline.sinks.sink import sink_type
 
 if TYPE_CHECKING:
-    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 
 MOST_TABLES: Final = 100
 _THREADS: Final = 8
@@ -220,13 +220,13 @@ def _check_consumers(root: Location, server: ServerSide) -> list[Finding]:
 def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -> list[Finding]:
     """The catalog must answer, and the warehouse must be one that can be written. Nothing is made."""
     from xidstream.pipeline.changelog.iceberg_bases import refuse_base_tables
-    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.catalogs import IcebergAddress
     from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 
     try:
-        place = IcebergPlace.parse(argument)
-        root = place.root()
-        tables = IcebergTables(place)
+        address = IcebergAddress.parse(argument)
+        root = address.root()
+        tables = IcebergTables(address)
         if storage_uri and root is not None and overlap(root.uri, storage_uri):
             return [Finding.of_error("sink", _overlapping(redacted(root.uri), redacted(storage_uri)))]
         tables.open(locations.TRANSACTIONS, locations.TRANSACTIONS)
@@ -243,7 +243,7 @@ def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -
         if root is not None and storage_uri:
             way = how_segments_reach(root, storage_uri).value
             findings.append(Finding.ok("sink_files", f"large transactions reach the Iceberg tables by {way}"))
-        return findings + check_tables(tables, server, partial(_iceberg_slots, place))
+        return findings + check_tables(tables, server, partial(_iceberg_slots, address))
     except XidstreamError as error:
         return [*findings, Finding.of_error("sink_tables", error)]
     except Exception as error:  # noqa: BLE001 - as above
@@ -256,10 +256,10 @@ def _check_iceberg(argument: str, storage_uri: str, server: ServerSide | None) -
         tables.close()
 
 
-def _iceberg_slots(place: IcebergPlace) -> list[str]:
+def _iceberg_slots(address: IcebergAddress) -> list[str]:
     from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
 
-    with closing(IcebergRoot(place)) as root:
+    with closing(IcebergRoot(address)) as root:
         found = root.open(locations.TRANSACTIONS)
         return [] if found is None else found.slots()
 

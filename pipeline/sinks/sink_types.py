@@ -17,7 +17,7 @@ from xidstream.pipeline.settings.sink_settings import SinkSettings
 from xidstream.pipeline.sinks.sink import RecordedGenerations, Sink, SinkType
 
 if TYPE_CHECKING:
-    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.catalogs import IcebergAddress
     from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
     from xidstream.pipeline.sinks.sink_findings import SinkCheck
 
@@ -65,24 +65,24 @@ class IcebergType(SinkType):
     def make(self, identity: SlotIdentity, settings: SinkSettings) -> Sink:
         from xidstream.pipeline.sinks.iceberg_sink import IcebergSink
 
-        place = self._place()
-        place.root()  # a place that the sink cannot write to is told at once
-        return IcebergSink(place, identity, settings.commit_every_s, settings.retention.changes)
+        address = self._address()
+        address.root()  # a place that the sink cannot write to is told at once
+        return IcebergSink(address, identity, settings.commit_every_s, settings.retention.changes)
 
     def checked(self) -> str:
-        return self._place().argument
+        return self._address().argument
 
     def may_take_segments(self, storage_uri: str) -> bool:
         from xidstream.pipeline.log_tables.segment_links import may_reach
 
         try:
-            root = self._place().root()
+            root = self._address().root()
         except ConfigError:
             return True  # only the Spark driver's machine need know the catalog, and this may be another
         return root is not None and may_reach(root, storage_uri)
 
     def local_root(self) -> str | None:
-        root = self._place().root()
+        root = self._address().root()
         return root.uri if root is not None and root.is_local else None
 
     def check(self, storage_uri: str) -> SinkCheck:
@@ -102,15 +102,15 @@ class IcebergType(SinkType):
         with closing(self._tables()) as tables:
             return generation_states(tables)
 
-    def _place(self) -> IcebergPlace:
-        from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    def _address(self) -> IcebergAddress:
+        from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 
-        return IcebergPlace.parse(self.argument)
+        return IcebergAddress.parse(self.argument)
 
     def _tables(self) -> IcebergTables:
         from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 
-        return IcebergTables(self._place())
+        return IcebergTables(self._address())
 
 
 class ConsoleType(SinkType):

@@ -17,7 +17,7 @@ from typing import Final
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.batch_parts import TableParts
 from xidstream.pipeline.log_tables.columns import Conform
-from xidstream.pipeline.log_tables.parquet_files import REPORT_SCHEMA, WriteTarget, WrittenFile
+from xidstream.pipeline.log_tables.parquet_files import REPORT_SCHEMA, WriteOutput, WrittenFile
 from xidstream.pipeline.spark.executor_tasks import WriteRows, WriteSegments
 from xidstream.pipeline.spark.frames import SinkBatch
 
@@ -26,7 +26,7 @@ DRIVER_BYTES: Final = 64 << 20
 
 
 def write_rows(
-    parts: TableParts, batch: SinkBatch, target: WriteTarget, conform: Sequence[Conform]
+    parts: TableParts, batch: SinkBatch, target: WriteOutput, conform: Sequence[Conform]
 ) -> list[WrittenFile]:
     """The files with all rows of ``parts`` above the watermark; ``conform[i]`` is for the i-th layout."""
     files = []
@@ -39,7 +39,7 @@ def write_rows(
 
 
 def _write_memory(
-    parts: TableParts, batch: SinkBatch, target: WriteTarget, conform: Sequence[Conform]
+    parts: TableParts, batch: SinkBatch, target: WriteOutput, conform: Sequence[Conform]
 ) -> list[WrittenFile]:
     files = target.files(conform[0].schema)
     for version, conform_version in zip(parts.versions, conform, strict=True):
@@ -51,7 +51,7 @@ def _write_memory(
 
 
 def _run_job(
-    parts: TableParts, batch: SinkBatch, target: WriteTarget, conform: Sequence[Conform]
+    parts: TableParts, batch: SinkBatch, target: WriteOutput, conform: Sequence[Conform]
 ) -> list[WrittenFile]:
     """The files that the finished Spark job reports; what other attempts wrote is not among them."""
     frames = []

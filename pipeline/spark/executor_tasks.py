@@ -31,7 +31,7 @@ from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import MessageFile, Segment, SegmentPart, SpilledMessages
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import Conform
-from xidstream.pipeline.log_tables.parquet_files import WriteTarget, report_of
+from xidstream.pipeline.log_tables.parquet_files import WriteOutput, report_of
 from xidstream.pipeline.schema.rows import stamp_messages
 
 ReadSegment = Callable[[SegmentPart | MessageFile], Iterator[pa.RecordBatch]]
@@ -155,7 +155,7 @@ class ReadProbe:
 class WriteRows:
     """Writes a DataFrame's record batches (contract layout of one version)."""
 
-    target: WriteTarget
+    target: WriteOutput
     conform: Conform
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -171,7 +171,7 @@ class WriteRows:
 class WriteSegments:
     """Reads, releases and writes segments, so that the JVM sees no row. It is called as ``SegmentRows`` is."""
 
-    target: WriteTarget
+    target: WriteOutput
     rows: SegmentRows
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -48,7 +48,7 @@ from xidstream.pipeline.log_tables.batch_parts import (
     group_by_bytes,
     tables_of,
 )
-from xidstream.pipeline.log_tables.columns import UNSTORED, Conform, Placement, TableColumn, place
+from xidstream.pipeline.log_tables.columns import UNSTORED, ColumnMapping, Conform, TableColumn, map_columns
 from xidstream.pipeline.packs import Packs
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import DDL_PREFIX, labelled_table
@@ -208,8 +208,10 @@ class SinkBatch:
 
     def memory_dataframe(self, version: VersionParts) -> DataFrame:
         """What one layout has in memory, contract layout, in as many partitions as its size asks for."""
-        parts = [(part.ref, part.n_bytes) for part in version.memory if part.place is None]
-        parts += self._unpack([part for part in version.memory if part.place is not None], version.schema)
+        parts = [(part.ref, part.n_bytes) for part in version.memory if part.pack_index is None]
+        parts += self._unpack(
+            [part for part in version.memory if part.pack_index is not None], version.schema
+        )
         frame = self._memory_frame(self.spark, version.schema, [ref for ref, _ in parts])
         found, wanted = simple_types(frame.schema), simple_types(spark_schema(version.schema))
         if found != wanted:
@@ -221,7 +223,7 @@ class SinkBatch:
     def memory_batches(self, version: VersionParts) -> Iterator[pa.RecordBatch]:
         """The rows in this process, without Spark, part by part."""
         for part in version.memory:
-            if part.place is None:
+            if part.pack_index is None:
                 yield from self._read_memory(part.ref)
             else:
                 yield from self._packs.rows([part])
@@ -266,19 +268,19 @@ class SinkBatch:
         return self.spark.range(0, n_groups, 1, n_groups).mapInArrow(function, schema)
 
     def _table_frame(self, parts: TableParts) -> DataFrame:
-        columns, placements = union_layout(parts)
+        columns, mappings = union_layout(parts)
         schema = spark_schema(pa.schema([c.field for c in columns]))
         frames = []
         native = readable_natively(parts, self.storage)
         others = parts.without(native)
         if others.segments():
-            rows = self.segment_rows(others, [Conform.of(columns, p.names) for p in placements])
+            rows = self.segment_rows(others, [Conform.of(columns, p.names) for p in mappings])
             frames.append(self.map_groups(rows, len(rows.groups), schema))
-        for version, placement in zip(parts.versions, placements, strict=True):
+        for version, mapping in zip(parts.versions, mappings, strict=True):
             found = self._native(version) if native else []
             if version.memory:
                 found.append(self.memory_dataframe(version))
-            frames += [conformed(frame, columns, placement, schema) for frame in found]
+            frames += [conformed(frame, columns, mapping, schema) for frame in found]
         return reduce(lambda left, right: left.unionAll(right), frames)
 
     def _native(self, version: VersionParts) -> list[DataFrame]:
@@ -294,15 +296,15 @@ def _is_ddl(messages: pa.RecordBatch) -> pa.Array:
     return pc.and_(messages.column("transactional"), pc.equal(messages.column("prefix"), DDL_PREFIX))
 
 
-def union_layout(parts: TableParts) -> tuple[tuple[TableColumn, ...], list[Placement]]:
+def union_layout(parts: TableParts) -> tuple[tuple[TableColumn, ...], list[ColumnMapping]]:
     """The columns of the union of a table's layouts, and where each layout's columns go."""
     columns: tuple[TableColumn, ...] = ()
-    placements = []
+    mappings = []
     for version in parts.versions:
-        placement = place(columns, pa.schema(version.relation.arrow_fields), UNSTORED)
-        columns = placement.columns
-        placements.append(placement)
-    contract = place((), pa.schema(CONTRACT_FIELDS))
+        mapping = map_columns(columns, pa.schema(version.relation.arrow_fields), UNSTORED)
+        columns = mapping.columns
+        mappings.append(mapping)
+    contract = map_columns((), pa.schema(CONTRACT_FIELDS))
     return columns + contract.columns, [
-        Placement(columns + contract.columns, p.additions, p.names + contract.names) for p in placements
+        ColumnMapping(columns + contract.columns, p.additions, p.names + contract.names) for p in mappings
     ]

@@ -53,11 +53,11 @@ def is_read_as_named(names: Iterable[str]) -> bool:
     return not any(_REPLACED in name for name in names)
 
 
-class StoredPlace(Protocol):
-    """A place in an object store: a ``Location``, or a folder of the storage (``storage.stored_folder``). Pickles."""
+class ReadableFolder(Protocol):
+    """A folder in an object store: a ``Location``, or a folder of the storage (``storage.stored_folder``). Pickles."""
 
     def open(self, path: str) -> AbstractContextManager[Any]:
-        """A file to read from, relative to this place."""
+        """A file to read from, relative to this folder."""
         ...
 
 
@@ -74,7 +74,7 @@ def parquet_frame(
     paths: Sequence[str],
     schema: pa.Schema,
     options: Mapping[str, str],
-    location: StoredPlace | None = None,
+    location: ReadableFolder | None = None,
     held: Sequence[HeldColumn] | None = None,
     wanted: pc.Expression | None = None,
 ) -> DataFrame:
@@ -99,7 +99,7 @@ class StoredFiles:
 
     paths: tuple[str, ...]
     schema: pa.Schema
-    location: StoredPlace | None = None
+    location: ReadableFolder | None = None
     held: tuple[HeldColumn, ...] | None = None
     wanted: pc.Expression | None = None
 
@@ -113,7 +113,7 @@ class StoredFiles:
                         file, pre_buffer=self.location is not None, page_checksum_verification=True
                     )
                     there = reader.schema_arrow
-                    names = list(dict.fromkeys(there.names[i] for i in self._places(there) if i >= 0))
+                    names = list(dict.fromkeys(there.names[i] for i in self._field_indexes(there) if i >= 0))
                     for groups in self._portions(reader, names):
                         for rows in reader.iter_batches(_BATCH_ROWS, groups, names):
                             yield self._conformed(rows)
@@ -150,11 +150,11 @@ class StoredFiles:
 
     def _conformed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         arrays = []
-        for field, i in zip(self.schema, self._places(rows.schema), strict=True):
+        for field, i in zip(self.schema, self._field_indexes(rows.schema), strict=True):
             arrays.append(pa.nulls(rows.num_rows, field.type) if i < 0 else rows.column(i).cast(field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _places(self, there: pa.Schema) -> list[int]:
+    def _field_indexes(self, there: pa.Schema) -> list[int]:
         """For each column the file's that has its values, or -1."""
         if self.held is None:
             return [there.get_field_index(name) for name in self.schema.names]
@@ -162,4 +162,4 @@ class StoredFiles:
         if ids:
             return [ids.get(column.id, -1) for column in self.held]
         found = ([there.get_field_index(name) for name in column.names] for column in self.held)
-        return [next((i for i in places if i >= 0), -1) for places in found]
+        return [next((i for i in indexes if i >= 0), -1) for indexes in found]

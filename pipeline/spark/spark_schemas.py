@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from xidstream.pipeline.errors import UsageError
-from xidstream.pipeline.log_tables.columns import Placement, TableColumn
+from xidstream.pipeline.log_tables.columns import ColumnMapping, TableColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,7 +66,7 @@ def quoted(name: str) -> str:
 
 
 def conformed(
-    frame: DataFrame, columns: Sequence[TableColumn], placement: Placement, schema: StructType
+    frame: DataFrame, columns: Sequence[TableColumn], mapping: ColumnMapping, schema: StructType
 ) -> DataFrame:
     """``frame``, of one layout, in ``schema``, which is that of ``columns``: cast, and null where it has no such
     column."""
@@ -74,7 +74,7 @@ def conformed(
         return frame
     from pyspark.sql import functions
 
-    index = {name: i for i, name in enumerate(placement.names)}
+    index = {name: i for i, name in enumerate(mapping.names)}
     selected = []
     for column, field in zip(columns, schema.fields, strict=True):
         source = index.get(column.name)

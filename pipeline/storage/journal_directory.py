@@ -82,7 +82,7 @@ def _unit_to_json(end: UnitEnd, unit: Sealed, relations: Relations) -> dict[str,
         "memory": [
             [
                 int(part.ref),
-                part.place,
+                part.pack_index,
                 relations.number(part.relation),
                 int(part.n_rows),
                 int(part.n_bytes),
@@ -165,14 +165,14 @@ def _left_out_from_json(value: list[Any]) -> LeftOutTransaction:
 
 
 def _memory_from_json(value: list[Any], relations: Sequence[RelationVersion]) -> MemoryPart:
-    stored, place, relation, n_rows, n_bytes, first_commit_lsn = value
+    stored, pack_index, relation, n_rows, n_bytes, first_commit_lsn = value
     return MemoryPart(
         relation=relations[a_count(relation)],
         n_rows=a_count(n_rows),
         n_bytes=a_count(n_bytes),
         first_commit_lsn=a_count(first_commit_lsn),
         ref=a_count(stored),
-        place=None if place is None else a_count(place),
+        pack_index=None if pack_index is None else a_count(pack_index),
     )
 
 

@@ -206,9 +206,9 @@ def _misfit(part: _StoredPart, schema: pa.Schema, n_rows: int) -> str | None:
     """Why an object of this schema and of so many rows is not the one of ``part``."""
     if isinstance(part, MemoryMessages):
         return None if schema.equals(rows.MESSAGES_SCHEMA) else "it has not the columns of messages"
-    if part.place is not None:
+    if part.pack_index is not None:
         is_pack = schema.equals(PACK_SCHEMA)
-        return None if is_pack and 0 <= part.place < n_rows else f"it has no element {part.place}"
+        return None if is_pack and 0 <= part.pack_index < n_rows else f"it has no element {part.pack_index}"
     if not schema.equals(rows.contract_schema(part.relation)):
         return f"it has not the columns of {part.relation.name}"
     return None if n_rows == part.n_rows else f"it has {n_rows} rows, not {part.n_rows}"

@@ -72,7 +72,7 @@ def _may_be_joined(unit: Sealed) -> bool:
         or len({relation.relid for relation in relations}) < len(relations)
         or unit.bad_tables
         or unit.undeliverable is not None
-        or any(part.place is not None for part in unit.memory)
+        or any(part.pack_index is not None for part in unit.memory)
         or any(isinstance(part, SpilledMessages) for part in unit.messages)
     )
 

@@ -60,7 +60,7 @@ def without_given_up(
     parts = UnitParts(put, n_tables=1)
     packs = Packs(lambda ref: iter(table_of(ref).to_batches()))
     for part in unit.memory:
-        rows = table_of(part.ref) if part.place is None else pa.Table.from_batches(packs.rows([part]))
+        rows = table_of(part.ref) if part.pack_index is None else pa.Table.from_batches(packs.rows([part]))
         for lsn in lsns.intersection(pc.unique(rows.column("_commit_lsn")).to_pylist()):
             relids[lsn].add(part.relation.relid)
         parts.add(part.relation, _left(rows, "_commit_lsn", lsns))

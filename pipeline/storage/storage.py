@@ -40,7 +40,7 @@ from pyarrow import fs
 
 from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError
 from xidstream.pipeline.quantities import human_bytes
-from xidstream.pipeline.settings.addresses import check_place
+from xidstream.pipeline.settings.addresses import check_address
 from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.settings.file_modes import create_file, make_folders
 from xidstream.pipeline.settings.local_paths import absolute
@@ -408,7 +408,7 @@ def self_contained(root_uri: str, environ: Mapping[str, str]) -> str:
     """A URI of the same storage that does not depend on working directory and environment. Raises ConfigError."""
     if not root_uri:
         raise ConfigError("storage must be given: a path, or a URI of file:, s3:, gs: or abfs:")
-    check_place(root_uri, "storage")
+    check_address(root_uri, "storage")
     scheme = _SCHEME.match(root_uri)
     if scheme is None:
         return absolute(root_uri)

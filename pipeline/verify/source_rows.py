@@ -18,7 +18,7 @@ import pyarrow as pa
 from xidstream.pipeline.changelog.log_table import rows_of_files
 from xidstream.pipeline.changelog.shape import ColumnShape, TableShape, shaped
 from xidstream.pipeline.initial_copy.range_reading import RangeOutput, RangeReader
-from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.columns import Conform, map_columns
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.postgres.table_holder import HeldSnapshot
 from xidstream.pipeline.schema.rows import contract_schema
@@ -59,8 +59,8 @@ def read_source(
     ``check`` is called between ranges, and may raise. Raises what ``RangeReader.read`` raises.
     """
     relation = held.source.relation
-    placement = place((), contract_schema(relation))
-    conform = Conform.of(placement.columns, placement.names)
+    mapping = map_columns((), contract_schema(relation))
+    conform = Conform.of(mapping.columns, mapping.names)
     types = spark_schema(pa.schema(relation.arrow_fields))
     columns = {field.name: ColumnShape(field.dataType, (field.name,)) for field in types.fields}
     shape = TableShape(relation.name, columns, key if key and set(key) <= set(columns) else None)

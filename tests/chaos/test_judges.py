@@ -93,11 +93,11 @@ def write_delta(folder: Path, *commits: pa.Table) -> Path:
 
 
 def write_iceberg(folder: Path, *commits: pa.Table) -> IcebergLake:
-    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.catalogs import IcebergAddress
     from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 
     lake = IcebergLake(folder)
-    tables = IcebergTables(IcebergPlace.parse(lake.sink.removeprefix("iceberg:")), makes=True)
+    tables = IcebergTables(IcebergAddress.parse(lake.sink.removeprefix("iceberg:")), makes=True)
 
     def write(key: str, label: str, about: TableMetadata, lsn_column: str, parts: Sequence[pa.Table]) -> None:
         columns = [TableColumn(f.name, f.type, f.name) for f in parts[0].schema]
@@ -156,7 +156,7 @@ def test_files_that_were_merged_bring_no_new_rows(tmp_path: Path) -> None:
 def test_iceberg_files_that_were_merged_after_later_commits_bring_no_new_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+    from xidstream.pipeline.iceberg.catalogs import IcebergAddress
     from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
     from xidstream.pipeline.log_tables import small_files
 
@@ -164,7 +164,7 @@ def test_iceberg_files_that_were_merged_after_later_commits_bring_no_new_rows(
     lake = write_iceberg(tmp_path, first[:1], first[1:], contract(200, 3))
     name = lake.name_of("s", "t")
     monkeypatch.setattr(small_files, "SIZE_CLASSES", (small_files.SizeClass(0, 16 << 10, 2),))
-    tables = IcebergTables(IcebergPlace.parse(lake.sink.removeprefix("iceberg:")), makes=True)
+    tables = IcebergTables(IcebergAddress.parse(lake.sink.removeprefix("iceberg:")), makes=True)
     table = tables.open(name, "s.t")
     assert table is not None
     small = ParquetFiles(table.location, "data-told", contract(200, 3).schema, "_commit_lsn")

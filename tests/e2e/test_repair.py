@@ -26,7 +26,7 @@ from xidstream.pipeline.changelog.carrying import _meets
 from xidstream.pipeline.errors import SinkDiverged
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.initial_copy.range_reading import RangeOutput, RangeReader
-from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.columns import Conform, map_columns
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.postgres.admin import sql_connection
 from xidstream.pipeline.postgres.snapshot_sources import survey
@@ -273,8 +273,8 @@ def test_the_source_and_the_log_choose_the_same_rows_of_every_type_that_a_filter
         no_pause: dict[str, Any] = {"pause_ms": 0, "bytes_per_s": 0, "check": lambda: None}
         rows = read_source(reader, held, folder, tuple(KEYS), **no_pause)
         assert rows.n_rows == n_rows
-        placement = place((), contract_schema(held.source.relation))
-        conform = Conform.of(placement.columns, placement.names)
+        mapping = map_columns((), contract_schema(held.source.relation))
+        conform = Conform.of(mapping.columns, mapping.names)
         (pages,) = plan_ranges(held.source.leaves, by_range=False)
         chosen: dict[str, set[int]] = {}
         filters = {

@@ -18,7 +18,7 @@ from xidstream.actors.snapshots import actors as snapshot_actors
 from xidstream.actors.snapshots import snapshot_reader
 from xidstream.actors.snapshots.actors import SnapshotActors
 from xidstream.pipeline.errors import ConnectionLost, SnapshotLost
-from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.settings.config import Config
 
 pytestmark = [pytest.mark.ray, pytest.mark.postgres]
@@ -48,7 +48,7 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
     failures: list[BaseException] = []
     try:
         with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
-            target = SnapshotTarget(snapshot.target.table, snapshot.target.job, snapshot.conform)
+            target = SnapshotOutput(snapshot.target.table, snapshot.target.job, snapshot.conform)
 
             def read() -> None:
                 try:
@@ -67,7 +67,7 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
         assert isinstance(failure, SnapshotLost) and "given up" in failure.message
         wait_until(lambda: locks(database) == 0)
         with snapshot_of(database, relation_of(database, "other"), tmp_path) as snapshot:
-            target = SnapshotTarget(snapshot.target.table, snapshot.target.job, snapshot.conform)
+            target = SnapshotOutput(snapshot.target.table, snapshot.target.job, snapshot.conform)
             _, n_rows = actors.read(snapshot.whole, BOUNDS, target)
         assert n_rows == 10 and len(actors._all) == 2, "the holder, and the same reader, which was not lost"
     finally:
@@ -93,7 +93,7 @@ def test_a_reader_reads_all_ranges_on_one_thread_and_so_takes_their_memory_once(
 
     monkeypatch.setattr(reader._reader, "read", noted)
     with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
-        target = SnapshotTarget(snapshot.target.table, snapshot.target.job, snapshot.conform)
+        target = SnapshotOutput(snapshot.target.table, snapshot.target.job, snapshot.conform)
         for _ in range(2):
             caller = threading.Thread(target=reader.read, args=(snapshot.whole, BOUNDS, target, 0))
             caller.start()
@@ -129,7 +129,7 @@ def test_a_reader_that_ray_has_no_cpus_for_is_told_of_and_the_one_that_runs_read
         # Three that start beside the holder, and one that is started when it is needed.
         assert actors.start_readers(4, 3) == 4
         with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
-            target = SnapshotTarget(snapshot.target.table, snapshot.target.job, snapshot.conform)
+            target = SnapshotOutput(snapshot.target.table, snapshot.target.job, snapshot.conform)
             with ThreadPoolExecutor(4) as pool:
                 read = [pool.submit(actors.read, snapshot.whole, BOUNDS, target) for _ in range(4)]
                 assert [each.result(60)[1] for each in read] == [10] * 4

@@ -65,10 +65,10 @@ class LogMaker:
         self.sink = DeltaSink(str(self.path), IDENTITY, self.storage_options)
         self.sinks: list[LogSink] = [self.sink]
         if self.iceberg is not None:
-            from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+            from xidstream.pipeline.iceberg.catalogs import IcebergAddress
             from xidstream.pipeline.sinks.iceberg_sink import IcebergSink
 
-            self.sinks.append(IcebergSink(IcebergPlace.parse(self.iceberg), IDENTITY, commit_every_s=0))
+            self.sinks.append(IcebergSink(IcebergAddress.parse(self.iceberg), IDENTITY, commit_every_s=0))
         for sink in self.sinks:
             sink.open(lambda: self.spark)
             sink.claim(Tenure(1, "epoch", 1, {}, Lsn(10**12)))

@@ -338,7 +338,7 @@ def test_parts_of_packs_of_several_units_and_layouts_arrive_exactly(
             parts.add(filler, pa.Table.from_batches([_released(filler, [{"id": lsn}], lsn)]))
         parts.add(version, pa.Table.from_batches([_released(version, [row, {"_change": TRUNCATE}], lsn)]))
         memory = parts.finish()
-        assert {part.place for part in memory} == set(range(FEW_TABLES + 1))
+        assert {part.pack_index for part in memory} == set(range(FEW_TABLES + 1))
         units.append(Sealed(record_batch([], TRANSACTIONS_SCHEMA), memory, (), (), FEW_TABLES + 2, 0))
         wanted += [(lsn, 0), (lsn, 1)]
     objects: list[bytes] = []

@@ -29,7 +29,7 @@ from tests.spark.test_change_log import found
 from xidstream import ChangeLog
 from xidstream.actors.cli.log import tables_command
 from xidstream.pipeline.errors import ConfigError, PreconditionMissing, SinkDiverged, Unsupported, UsageError
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.log_tables import small_files
 from xidstream.pipeline.log_tables.small_files import SizeClass
 from xidstream.pipeline.schema import RelationVersion
@@ -60,7 +60,7 @@ class Twins(LogMaker):
         return ChangeLog(str(self.path)), ChangeLog(f"iceberg:{self.iceberg}")
 
     def table(self, key: str) -> Any:
-        catalog = IcebergPlace.parse(str(self.iceberg)).open(makes=False)
+        catalog = IcebergAddress.parse(str(self.iceberg)).open(makes=False)
         assert catalog is not None
         return catalog.load_table(f"shop.{key}")
 

@@ -20,7 +20,7 @@ from tests.spark.test_mirror import LOOSE, PAIRS, SMALL_FILES, WAYS, A, filled
 from xidstream.actors.mirror import Mirror
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.manifest import ManifestLine, read_lines
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.mirror.refresh import Answer
 
 pytestmark = pytest.mark.spark
@@ -36,11 +36,11 @@ def twins(tmp_path: Path, spark: Any, make_batch: Any) -> Iterator[Twins]:
 
 
 def lines_of(twins: Twins) -> list[ManifestLine]:
-    return read_lines(IcebergBases(IcebergPlace.parse(str(twins.iceberg))), IDENTITY.application_id)
+    return read_lines(IcebergBases(IcebergAddress.parse(str(twins.iceberg))), IDENTITY.application_id)
 
 
 def base_of(twins: Twins, key: str) -> Any:
-    catalog = IcebergPlace.parse(str(twins.iceberg)).open(makes=False)
+    catalog = IcebergAddress.parse(str(twins.iceberg)).open(makes=False)
     assert catalog is not None
     return catalog.load_table(f"shop_current.{key}")
 

@@ -37,7 +37,7 @@ from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import AT_ONCE, Pace
 from xidstream.pipeline.faultpoints import FaultPlan
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_tables import table_name
 from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.schema.rows import DELETE, TRUNCATE, UPDATE_POSTIMAGE
@@ -58,13 +58,13 @@ class Both(World):
 
     def __init__(self, folder: Path, spark: Any, duck: duckdb.DuckDBPyConnection) -> None:
         super().__init__(folder, spark)
-        self.place = IcebergPlace.parse(f"{folder}/lake/shop")
+        self.address = IcebergAddress.parse(f"{folder}/lake/shop")
         self._duck = duck
         self._iceberg: list[IcebergSink] = []
         self._n_iceberg = 0
 
     def iceberg(self, **more: Any) -> IcebergSink:
-        sink = IcebergSink(self.place, IDENTITY, **{"commit_every_s": 0, **more})
+        sink = IcebergSink(self.address, IDENTITY, **{"commit_every_s": 0, **more})
         sink.open(lambda: self._spark)
         self._iceberg.append(sink)
         self._n_iceberg += 1
@@ -82,7 +82,7 @@ class Both(World):
             sink.write(self.batch(*units))
 
     def table(self, key: str) -> Any:
-        catalog = self.place.open(makes=False)
+        catalog = self.address.open(makes=False)
         assert catalog is not None
         return catalog.load_table(f"shop.{key}")
 
@@ -115,14 +115,14 @@ def lsn_of(key: str) -> str:
 
 
 def ordered(rows: Rows) -> Rows:
-    def place(row: dict[str, Any]) -> tuple[Any, ...]:
+    def order(row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(row.get(name) or 0 for name in ("_commit_lsn", "_seq", "commit_lsn", "lsn"))
 
     plain = [
         {name: dict(value) if name == "_text" and value else value for name, value in row.items()}
         for row in rows
     ]
-    return sorted(plain, key=place)
+    return sorted(plain, key=order)
 
 
 @pytest.fixture(scope="session")
@@ -284,7 +284,7 @@ def test_random_histories_with_crashes_between_any_two_steps_are_what_delta_has(
             sink = both.iceberg()
             begin = max(0, begin - pick.randint(0, 4))
     both.check_same(("public", "a"), ("public", "b"))
-    catalog = {path.name for path in (Path(both.place.catalog) / "shop").iterdir()}
+    catalog = {path.name for path in (Path(both.address.catalog) / "shop").iterdir()}
     assert catalog == {"public__a", "public__b", "_transactions", "_messages"}
 
 

@@ -23,7 +23,7 @@ from xidstream.pipeline.exchange import Batch, MemoryMessages, Sealed, SlotIdent
 from xidstream.pipeline.log_tables.batch_parts import tables_of
 from xidstream.pipeline.log_tables.columns import Conform
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.parquet_files import WriteTarget
+from xidstream.pipeline.log_tables.parquet_files import WriteOutput
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA
 from xidstream.pipeline.sinks.delta_sink import DeltaSink
@@ -155,17 +155,17 @@ def test_an_old_value_of_a_gigabyte_that_fills_the_new_row_too_is_in_both(
 def written(chain: Chain, tmp_path: Path) -> list[tuple[int, int, bytes]]:
     """``_seq``, size and first byte of the rows that the sink's task writes of the segments."""
     ((_, parts),) = tables_of(chain.batch().content).items()
-    columns, placements = union_layout(parts)
+    columns, mappings = union_layout(parts)
     segments = tuple(part for _, part in parts.segments())
     rows = SegmentRows(
         SegmentReader(chain.storage.uri),
         segments,
         (0,) * len(segments),
-        (Conform.of(columns, placements[0].names),),
+        (Conform.of(columns, mappings[0].names),),
         (tuple(range(len(segments))),),
     )
     table = Location.parse(str(tmp_path / "table"))
-    write = WriteSegments(WriteTarget(table, "job", 0), rows)
+    write = WriteSegments(WriteOutput(table, "job", 0), rows)
     (reports,) = write([pa.record_batch({"id": [0]})])
     found = []
     for path in reports.column("path").to_pylist():

@@ -60,8 +60,8 @@ def test_what_is_large_has_an_object_of_its_own_and_what_is_empty_has_none() -> 
     parts.add(relation(2), released(2))
     parts.add(relation(3), released(3, "small"))
     large, small = parts.finish()
-    assert (large.relation.relid, large.place, large.n_bytes) == (1, None, store[0].nbytes)
-    assert (small.relation.relid, small.place) == (3, 0)
+    assert (large.relation.relid, large.pack_index, large.n_bytes) == (1, None, store[0].nbytes)
+    assert (small.relation.relid, small.pack_index) == (3, 0)
     assert part_rows(small, store.read) == released(3, "small")
 
 

@@ -24,10 +24,10 @@ from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables.attempt_files import remove
 from xidstream.pipeline.log_tables.batch_parts import TableName, TableParts
-from xidstream.pipeline.log_tables.columns import Conform, place
+from xidstream.pipeline.log_tables.columns import Conform, map_columns
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
-from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotTarget
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotOutput
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema
@@ -168,12 +168,12 @@ class NullTables:
         found = [GenerationLine(**{**line, "state": GenerationState(line["state"])}) for line in lines]
         return sorted(found, key=lambda line: (line.table, line.number))
 
-    def target(self, relation: RelationVersion, place_lsn: Lsn) -> SnapshotTarget:
-        placement = place((), contract_schema(relation))
-        conform = Conform.of(placement.columns, placement.names)
-        return SnapshotTarget(Location.parse(str(self._root)), uuid.uuid4().hex, conform)
+    def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
+        mapping = map_columns((), contract_schema(relation))
+        conform = Conform.of(mapping.columns, mapping.names)
+        return SnapshotOutput(Location.parse(str(self._root)), uuid.uuid4().hex, conform)
 
-    def carry(self, carrying: Carrying, target: SnapshotTarget) -> tuple[WrittenFile, ...] | None:
+    def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         raise Unsupported("nobody reads states of it")
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
@@ -195,7 +195,7 @@ class NullTables:
         self._sink.commit(add)
         return True
 
-    def discard(self, target: SnapshotTarget) -> None:
+    def discard(self, target: SnapshotOutput) -> None:
         remove(target.table, target.directory)
 
     def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:

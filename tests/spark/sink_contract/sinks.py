@@ -17,7 +17,7 @@ from tests.spark.support import IDENTITY
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.faultpoints import FaultPlan
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.log_tables.batch_parts import TableName
 from xidstream.pipeline.log_tables.locations import encode_table
 from xidstream.pipeline.pg import Lsn
@@ -95,14 +95,14 @@ class Iceberg(Tried):
     steps = ("iceberg_committing", *Delta.steps)
 
     def make(self) -> Sink:
-        return IcebergSink(self._place, IDENTITY, commit_every_s=0)
+        return IcebergSink(self._address, IDENTITY, commit_every_s=0)
 
     @property
-    def _place(self) -> IcebergPlace:
-        return IcebergPlace.parse(f"{self.root}/shop")
+    def _address(self) -> IcebergAddress:
+        return IcebergAddress.parse(f"{self.root}/shop")
 
     def _read(self, key: str) -> list[dict[str, Any]]:
-        catalog = self._place.open(makes=False)
+        catalog = self._address.open(makes=False)
         assert catalog is not None
         found: list[dict[str, Any]] = catalog.load_table(f"shop.{key}").scan().to_arrow().to_pylist()
         return found
@@ -127,8 +127,8 @@ class IcebergTogether(Iceberg):
         patch.setenv("PYICEBERG_CATALOG__PROD__URI", self._server.uri)
 
     @property
-    def _place(self) -> IcebergPlace:
-        return IcebergPlace.parse("prod/shop")
+    def _address(self) -> IcebergAddress:
+        return IcebergAddress.parse("prod/shop")
 
     def rows(self, table: str) -> list[Row]:
         assert self._server.n_transactions, "nothing was committed together"

@@ -41,7 +41,7 @@ from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.log_tables.columns import Conform
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
-from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.table_holder import HeldSnapshot
 from xidstream.pipeline.settings.config import Config
@@ -129,8 +129,8 @@ class Shortened(Told):
         super().__init__()
         self.cut = Lsn(cut)
 
-    def target(self, *arguments: Any) -> SnapshotTarget:
-        return SnapshotTarget(Location("/tables"), "snapshot-1", Conform(pa.schema([]), ()), cut=self.cut)
+    def target(self, *arguments: Any) -> SnapshotOutput:
+        return SnapshotOutput(Location("/tables"), "snapshot-1", Conform(pa.schema([]), ()), cut=self.cut)
 
 
 def holds_asked_for(
@@ -202,7 +202,7 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage, done = Storage(str(tmp_path)), []
-    target = SnapshotTarget(Location("/tables/public.t7"), "snapshot-7", Conform(pa.schema([]), ()))
+    target = SnapshotOutput(Location("/tables/public.t7"), "snapshot-7", Conform(pa.schema([]), ()))
 
     class Tables(Told):
         def __getattr__(self, method: str) -> Any:
@@ -236,7 +236,7 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
 
 
 REPAIR = Repair(parse_key_filter("id < 7"), number=1)
-TARGET = SnapshotTarget(Location.parse("/tables/public.t7"), "snapshot-7", Conform(pa.schema([]), ()))
+TARGET = SnapshotOutput(Location.parse("/tables/public.t7"), "snapshot-7", Conform(pa.schema([]), ()))
 
 
 class Carrying(Told):
@@ -263,7 +263,7 @@ def carried(
     monkeypatch.setattr(steps_module, "_CARRY_PAUSE_S", 0.01)
 
     def carry(
-        error: XidstreamError | None = None, target: SnapshotTarget | None = TARGET
+        error: XidstreamError | None = None, target: SnapshotOutput | None = TARGET
     ) -> tuple[list[Any], list[Any], Storage]:
         storage, tables, reported = Storage(str(tmp_path)), Carrying(error), []
         request(storage, LAYOUT, 7, "public.t7", REPAIR.key_filter)

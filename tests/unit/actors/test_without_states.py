@@ -12,7 +12,7 @@ from xidstream.actors.cli.mirror import mirror_command
 from xidstream.actors.cli.verify import verify_command
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.pipeline.errors import ConfigError, Unsupported, UsageError
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import TRANSACTIONS
@@ -78,14 +78,14 @@ def test_consumers_of_iceberg_tables_are_told_to_keep_their_own_place(tmp_path: 
 
 def _log(root: Path) -> ChangeLog:
     """Of a slot that has written nothing but its tables."""
-    place = IcebergPlace.parse(f"{root}/lake/shop")
-    tables = IcebergTables(place, makes=True)
+    address = IcebergAddress.parse(f"{root}/lake/shop")
+    tables = IcebergTables(address, makes=True)
     columns = [TableColumn(field.name, field.type, field.name) for field in TRANSACTIONS_SCHEMA]
     about = tables.about_own(TRANSACTIONS)
     tables.open_or_create(TRANSACTIONS, TRANSACTIONS, columns, about).commit(
         [], {"7/shop/s": 100}, marks={"7/shop/s/owner": 1}
     )
-    return ChangeLog(f"iceberg:{place.argument}")
+    return ChangeLog(f"iceberg:{address.argument}")
 
 
 def test_a_run_that_keeps_no_log_refreshes_no_base_tables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,7 +199,7 @@ def test_a_column_that_is_dropped_or_changes_its_type_midway_stops_nothing(locat
     writer = opened(location)
     for lsn in range(1, 3):
         put(writer, [row(lsn, 0, 9 - lsn)])
-    # ALTER … TYPE timestamp, as ``columns.place`` has it; then the column is gone.
+    # ALTER … TYPE timestamp, as ``map_columns`` has it; then the column is gone.
     later = TableColumn("day__timestamp_ntz", pa.timestamp("us"), "day")
     writer.take_columns([later])
     noon = datetime.datetime(2026, 1, 5, 12)

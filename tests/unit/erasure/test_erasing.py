@@ -28,7 +28,7 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.delta_bases import DeltaBases
 from xidstream.pipeline.changelog.manifest import base_of, read_lines
 from xidstream.pipeline.erasure import kept_states
-from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
+from xidstream.pipeline.erasure.erasing import ErasureSettings, SlotStores, erase, look
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, UsageError
 from xidstream.pipeline.exchange import UnitEnd
 from xidstream.pipeline.faultpoints import VARIABLE
@@ -68,8 +68,8 @@ class Root:
         write_progress(self.storage, LAYOUT, Lsn(delivered))
 
     @property
-    def places(self) -> Places:
-        return Places(ChangeLog(str(self.folder / "delta")), self.storage, LAYOUT)
+    def places(self) -> SlotStores:
+        return SlotStores(ChangeLog(str(self.folder / "delta")), self.storage, LAYOUT)
 
     def asked(self, id_: str = "t-1") -> ErasureRecord:
         return ErasureRecord(id_, "", 0, UPTO, now(), "somebody@here", "asked for")
@@ -397,7 +397,7 @@ def erase_from(
 ) -> list[str]:
     """What is told of states that go."""
     told: list[str] = []
-    places = Places(made.log, Storage(str(folder / "storage")), LAYOUT)
+    places = SlotStores(made.log, Storage(str(folder / "storage")), LAYOUT)
     asked = ErasureRecord(id_, "", 0, Lsn(upto), now(), "somebody@here", "asked for")
     settings = replace(SETTINGS, tell=told.append)
     erase(places, test_log_shortening.TABLE, parse_keys([key]), asked, settings)

@@ -36,7 +36,7 @@ from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.manifest import ManifestWriter
 from xidstream.pipeline.erasure import erasing
-from xidstream.pipeline.erasure.erasing import ErasureSettings, Places, erase, look
+from xidstream.pipeline.erasure.erasing import ErasureSettings, SlotStores, erase, look
 from xidstream.pipeline.errors import ComponentLost, Unsupported, UsageError
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import expiring, staged_commits
@@ -80,8 +80,8 @@ class Erased:
         write_progress(self.storage, LAYOUT, Lsn(1 << 40))
 
     @property
-    def places(self) -> Places:
-        return Places(
+    def places(self) -> SlotStores:
+        return SlotStores(
             ChangeLog(f"iceberg:{self.log.iceberg}".replace("iceberg:iceberg:", "iceberg:")),
             self.storage,
             LAYOUT,
@@ -94,7 +94,7 @@ class Erased:
         return erase(self.places, LABEL, parse_keys([key]), asked, settings)
 
     def in_log(self) -> list[dict[str, Any]]:
-        catalog = self.log.place.open(makes=False)
+        catalog = self.log.address.open(makes=False)
         assert catalog is not None
         rows: list[dict[str, Any]] = catalog.load_table("shop.public__a").scan().to_arrow().to_pylist()
         return sorted(rows, key=lambda row: (row["_commit_lsn"], row["_seq"]))
@@ -112,7 +112,7 @@ class Erased:
         return self.in_log(), now_has, self.moments()
 
     def ids_on_disk(self) -> set[int]:
-        catalog = self.log.place.open(makes=False)
+        catalog = self.log.address.open(makes=False)
         assert catalog is not None
         found = set()
         for name in ("shop.public__a", "shop_current.public__a"):
@@ -174,7 +174,7 @@ def test_at_once_no_file_has_the_row_and_no_metadata_its_key(made: Erased) -> No
 
 
 def test_a_file_that_no_snapshot_names_goes_now_and_what_is_in_work_is_waited_for(made: Erased) -> None:
-    catalog = made.log.place.open(makes=False)
+    catalog = made.log.address.open(makes=False)
     assert catalog is not None
     table = catalog.load_table("shop.public__a")
     folder = Path(table.location().removeprefix("file://"))
@@ -202,7 +202,7 @@ def test_a_file_that_was_replaced_within_the_hour_stays_though_the_run_has_expir
         return {copy.path for copy in done.copies if copy.where == "log"}
 
     stays = of_log(made.erase())
-    table = IcebergTables(made.log.place).open("public__a", LABEL)
+    table = IcebergTables(made.log.address).open("public__a", LABEL)
     assert table is not None and table.expire_until(None)[0]
     assert stays and of_log(made.erase()) == stays
     monkeypatch.setattr(erasing, "_IN_USE", datetime.timedelta(0))
@@ -272,7 +272,7 @@ def test_a_refresh_that_had_read_the_log_before_is_done_anew(
 
 
 def test_a_key_is_found_under_the_name_that_its_column_has_now(made: Erased) -> None:
-    catalog = made.log.place.open(makes=False)
+    catalog = made.log.address.open(makes=False)
     assert catalog is not None
     with catalog.load_table("shop.public__a").update_schema() as update:
         update.rename_column("id", "number")
@@ -376,7 +376,7 @@ def test_its_commit_leaves_old_snapshots_to_the_run_which_removes_their_files(
 ) -> None:
     monkeypatch.setattr(expiring, "KEPT_SNAPSHOTS", 1)
     monkeypatch.setattr(expiring, "EXPIRES_EVERY", 1)
-    table = IcebergTables(made.log.place).open("public__a", LABEL)
+    table = IcebergTables(made.log.address).open("public__a", LABEL)
     assert table is not None
     n_before = len(table.loaded.metadata.snapshots)
     made.erase()
@@ -386,13 +386,13 @@ def test_its_commit_leaves_old_snapshots_to_the_run_which_removes_their_files(
 
 def test_who_reads_what_another_erasure_has_replaced_just_now_can_finish(made: Erased) -> None:
     """A run expires snapshots within a minute; nothing tells then that somebody may be reading their files."""
-    catalog = made.log.place.open(makes=False)
+    catalog = made.log.address.open(makes=False)
     assert catalog is not None
     reader = catalog.load_table("shop.public__a").scan()
     n_rows = len(reader.to_arrow())
     files = list(reader.plan_files())
     made.erase("id = 4")
-    table = IcebergTables(made.log.place).open("public__a", LABEL)
+    table = IcebergTables(made.log.address).open("public__a", LABEL)
     assert table is not None and table.expire_until(None)[0]
     done = made.erase(id_="t-2")
     assert [each for each in files if not Path(each.file.file_path.removeprefix("file://")).exists()] == []
@@ -441,7 +441,7 @@ def test_a_batch_and_a_merge_in_hand_are_made_again_and_no_row_comes_back_or_twi
     rows = made.in_log()
     assert [row for row in rows if row["id"] < 9_000] == before
     assert [row["id"] for row in rows if row["id"] >= 9_000] == list(range(9_000, 9_000 + n))
-    catalog = made.log.place.open(makes=False)
+    catalog = made.log.address.open(makes=False)
     assert catalog is not None
     other = catalog.load_table("shop.public__b").scan().to_arrow()["id"].to_pylist()
     assert sorted(other) == [0, 1, *range(9_000, 9_000 + n)]

@@ -15,7 +15,7 @@ from tests.unit.iceberg.test_iceberg_table import SLOT, ids, table_of, written
 from xidstream.pipeline.errors import PreconditionMissing, SinkFailed, StorageFault
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.iceberg.catalog_errors import answering
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.sinks.sink import sink_type
 from xidstream.pipeline.spark_errors import fault_of
@@ -58,7 +58,7 @@ def answered(tables: IcebergTables, operation: str, code: str, status: int) -> S
 def test_a_glue_that_has_too_much_to_do_is_asked_again_later(
     glue: pytest.MonkeyPatch, code: str, status: int
 ) -> None:
-    tables = IcebergTables(IcebergPlace.parse("prod/shop"))
+    tables = IcebergTables(IcebergAddress.parse("prod/shop"))
     with answered(tables, "get_table", code, status), pytest.raises(StorageFault, match=code) as error:
         tables.open("public__a", "public.a")
     assert "hunter2" not in str(error.value)
@@ -68,7 +68,7 @@ def test_a_glue_that_has_too_much_to_do_is_asked_again_later(
 def test_a_glue_that_lets_nobody_in_ends_the_run_with_a_remedy(
     glue: pytest.MonkeyPatch, code: str, status: int
 ) -> None:
-    tables = IcebergTables(IcebergPlace.parse("prod/shop"))
+    tables = IcebergTables(IcebergAddress.parse("prod/shop"))
     with answered(tables, "get_table", code, status), pytest.raises(PreconditionMissing) as error:
         tables.open("public__a", "public.a")
     assert f"{code} for GetTable" in error.value.message and "credentials" in error.value.remedy
@@ -76,7 +76,7 @@ def test_a_glue_that_lets_nobody_in_ends_the_run_with_a_remedy(
 
 
 def test_what_glue_refuses_for_another_reason_stops_the_run_by_its_name(glue: pytest.MonkeyPatch) -> None:
-    tables = IcebergTables(IcebergPlace.parse("prod/shop"))
+    tables = IcebergTables(IcebergAddress.parse("prod/shop"))
     with answered(tables, "get_table", "InvalidInputException", 400), pytest.raises(Exception) as error:
         tables.open("public__a", "public.a")
     ours = fault_of(error.value, "writing Iceberg table public.a")
@@ -87,7 +87,7 @@ def test_a_commit_that_glue_throttles_is_done_again_by_the_next_attempt(
     glue: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The table is SQLite's, and its commits ask Glue first: the row is in it once."""
-    tables = IcebergTables(IcebergPlace.parse("prod/shop"))
+    tables = IcebergTables(IcebergAddress.parse("prod/shop"))
     table = table_of(tmp_path)
     of_sqlite = table.loaded.catalog.commit_table
 
@@ -110,14 +110,14 @@ def test_a_glue_that_is_not_there_is_a_fault_that_passes_and_no_credentials_are_
     glue: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(StorageFault, match="EndpointConnectionError"):
-        IcebergTables(IcebergPlace.parse("prod/shop")).open("public__a", "public.a")
+        IcebergTables(IcebergAddress.parse("prod/shop")).open("public__a", "public.a")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         glue.delenv(name, raising=False)
     glue.setenv("AWS_SHARED_CREDENTIALS_FILE", "/no/such/file")
     glue.setenv("AWS_CONFIG_FILE", "/no/such/file")
     glue.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(PreconditionMissing, match="NoCredentialsError"):
-        IcebergTables(IcebergPlace.parse("prod/shop")).open("public__a", "public.a")
+        IcebergTables(IcebergAddress.parse("prod/shop")).open("public__a", "public.a")
     (finding,) = sink_type("iceberg:prod/shop").check("")(None)
     assert finding.status is Status.FAILED and "does not let this run in" in finding.statement
 

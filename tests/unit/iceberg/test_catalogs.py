@@ -13,7 +13,7 @@ from tests.unit.iceberg.test_iceberg_table import A, columns_of, opened
 from xidstream.pipeline.errors import ConfigError, StorageFault, Unsupported
 from xidstream.pipeline.exchange import SlotIdentity
 from xidstream.pipeline.findings import Status
-from xidstream.pipeline.iceberg.catalogs import FOLDER_CATALOG, IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import FOLDER_CATALOG, IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables, table_name
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.sink_settings import DEFAULT_SETTINGS
@@ -45,9 +45,9 @@ def prod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_catalog_is_a_folder_or_a_name_and_the_namespace_stands_behind_the_last_slash(
     argument: str, catalog: str, namespace: str
 ) -> None:
-    place = IcebergPlace.parse(argument)
-    assert (place.catalog, place.namespace) == (catalog, namespace)
-    assert place.is_folder is catalog.startswith("/")
+    address = IcebergAddress.parse(argument)
+    assert (address.catalog, address.namespace) == (catalog, namespace)
+    assert address.is_folder is catalog.startswith("/")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_catalog_is_a_folder_or_a_name_and_the_namespace_stands_behind_the_las
 )
 def test_what_is_no_catalog_and_namespace_is_refused_with_a_remedy(argument: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as error:
-        IcebergPlace.parse(argument)
+        IcebergAddress.parse(argument)
     assert error.value.remedy
 
 
@@ -92,7 +92,7 @@ def test_a_folder_is_a_warehouse_with_a_catalog_of_its_own_that_others_open_by_n
 
 
 def test_whoever_only_looks_makes_nothing(tmp_path: Path) -> None:
-    tables = IcebergTables(IcebergPlace.parse(f"{tmp_path}/lake/shop"))
+    tables = IcebergTables(IcebergAddress.parse(f"{tmp_path}/lake/shop"))
     assert tables.open("public__a", "public.a") is None
     assert sink_type(f"iceberg:{tmp_path}/lake/shop").holds("slot") == (0, 0)
     (finding,) = sink_type(f"iceberg:{tmp_path}/lake/shop").check("")(None)[:1]
@@ -116,10 +116,10 @@ def test_a_configured_catalog_is_used_as_it_is_and_its_address_is_shown_nowhere(
     make_root("iceberg:prod/shop")
     assert (prod / "warehouse").is_dir()
     assert sink.may_take_segments(f"{prod}/segments")
-    tables = IcebergTables(IcebergPlace.parse("prod/shop"), makes=True)
+    tables = IcebergTables(IcebergAddress.parse("prod/shop"), makes=True)
     table = tables.open_or_create("public__a", "public.a", columns_of(A), tables.about(A))
     assert table.location.uri == f"{prod}/warehouse/shop/public__a"
-    shown = f"{tables!r} {tables.root} {table.title} {table!r} {tables.place!r}"
+    shown = f"{tables!r} {tables.root} {table.title} {table!r} {tables.address!r}"
     assert "hunter2" not in shown and "sqlite" not in shown
 
 
@@ -127,7 +127,7 @@ def test_a_catalog_that_does_not_answer_is_a_fault_that_is_tried_again_without_i
     prod: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", "sqlite:////no/such/folder/hunter2.db")
-    tables = IcebergTables(IcebergPlace.parse("prod/shop"))
+    tables = IcebergTables(IcebergAddress.parse("prod/shop"))
     with pytest.raises(StorageFault, match="does not answer") as error:
         tables.open("public__a", "public.a")
     assert "hunter2" not in str(error.value)
@@ -193,7 +193,7 @@ def test_a_configuration_that_makes_no_catalog_is_told_without_its_values(
 ) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__PROD__TYPE", "hunter2")
     with pytest.raises(ConfigError, match="makes no catalog") as error:
-        IcebergTables(IcebergPlace.parse("prod/shop")).open("public__a", "public.a")
+        IcebergTables(IcebergAddress.parse("prod/shop")).open("public__a", "public.a")
     assert "hunter2" not in str(error.value)
 
 

@@ -32,7 +32,7 @@ from xidstream.pipeline.errors import SinkFailed, StorageFault, Superseded, Xids
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import expiring
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
@@ -66,7 +66,7 @@ class World:
 
     def run(self) -> IcebergSink:
         """The next run of the slot."""
-        sink = IcebergSink(IcebergPlace.parse("prod/shop"), IDENTITY, commit_every_s=0)
+        sink = IcebergSink(IcebergAddress.parse("prod/shop"), IDENTITY, commit_every_s=0)
         sink.open(self._no_spark)
         self.sinks.append(sink)
         number = len(self.sinks)

@@ -14,14 +14,14 @@ from pyiceberg.exceptions import CommitFailedException
 
 from tests.spark.support import INT4, INT8, TEXT, relation
 from xidstream.pipeline.errors import SinkDiverged, SinkFailed, StorageFault, UsageError
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.expiring import EXPIRES_EVERY, KEPT_SNAPSHOTS
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.columns import TableColumn, place
+from xidstream.pipeline.log_tables.columns import TableColumn, map_columns
 from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
 from xidstream.pipeline.log_tables.parquet_files import ColumnRange, ParquetFiles, WrittenFile
@@ -35,11 +35,11 @@ WIDER = relation("public.a", ("id", INT8), ("name", TEXT), ("note", TEXT))
 
 
 def columns_of(described: RelationVersion) -> tuple[TableColumn, ...]:
-    return place((), contract_schema(described), RULES).columns
+    return map_columns((), contract_schema(described), RULES).columns
 
 
 def opened(root: Path, upkeep: IcebergUpkeep | None = None) -> IcebergTables:
-    return IcebergTables(IcebergPlace.parse(f"{root}/lake/shop"), makes=True, upkeep=upkeep)
+    return IcebergTables(IcebergAddress.parse(f"{root}/lake/shop"), makes=True, upkeep=upkeep)
 
 
 def table_of(root: Path, upkeep: IcebergUpkeep | None = None) -> IcebergTable:
@@ -49,7 +49,7 @@ def table_of(root: Path, upkeep: IcebergUpkeep | None = None) -> IcebergTable:
 
 def raw(root: Path) -> Any:
     """The table as any other program opens it."""
-    catalog = IcebergPlace.parse(f"{root}/lake/shop").open(makes=False)
+    catalog = IcebergAddress.parse(f"{root}/lake/shop").open(makes=False)
     assert catalog is not None
     return catalog.load_table("shop.public__a")
 
@@ -266,11 +266,11 @@ def test_a_table_that_was_set_back_to_an_older_snapshot_ends_the_run(tmp_path: P
 def test_handles_of_one_sink_lose_no_race_to_each_other(tmp_path: Path) -> None:
     """The sink and its log of snapshots commit to one table in turn."""
     shared: Newest = {}
-    place_of = IcebergPlace.parse(f"{tmp_path}/lake/shop")
+    address = IcebergAddress.parse(f"{tmp_path}/lake/shop")
     handles = []
     sent: list[int] = []
     for number in range(2):
-        tables = IcebergTables(place_of, makes=True, newest=shared)
+        tables = IcebergTables(address, makes=True, newest=shared)
         columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
         about = tables.about_own(locations.TRANSACTIONS)
         handle = tables.open_or_create(locations.TRANSACTIONS, locations.TRANSACTIONS, columns, about)
@@ -299,7 +299,7 @@ def test_a_table_is_widened_in_place_and_takes_files_of_both_types(tmp_path: Pat
     table = table_of(tmp_path)
     commit(table, 100, 1)
     narrow = written(table, 105, 5)
-    wide = place(table.columns, contract_schema(WIDER), RULES).columns
+    wide = map_columns(table.columns, contract_schema(WIDER), RULES).columns
     table.take_columns(wide)
     table.take_columns(wide)
     assert {c.name: c.type for c in table.columns} | {"id": pa.int64(), "note": pa.string()} == {
@@ -318,12 +318,12 @@ def test_types_that_iceberg_cannot_widen_go_to_a_further_column(tmp_path: Path) 
     table = table_of(tmp_path)
     commit(table, 100, 1)
     text = relation("public.a", ("id", TEXT), ("name", TEXT))
-    placement = place(table.columns, contract_schema(text), RULES)
-    assert placement.names[0] == "id__string"
-    table.take_columns(placement.columns)
+    mapping = map_columns(table.columns, contract_schema(text), RULES)
+    assert mapping.names[0] == "id__string"
+    table.take_columns(mapping.columns)
     again = table_of(tmp_path)
     assert next(c for c in again.columns if c.name == "id__string").source == "id"
-    assert place(again.columns, contract_schema(text), RULES).additions == ()
+    assert map_columns(again.columns, contract_schema(text), RULES).additions == ()
 
 
 def test_a_column_that_a_user_renames_stays_the_one_that_its_source_fills(tmp_path: Path) -> None:
@@ -332,8 +332,8 @@ def test_a_column_that_a_user_renames_stays_the_one_that_its_source_fills(tmp_pa
     with raw(tmp_path).update_schema() as change:
         change.rename_column("name", "title")
     table = table_of(tmp_path)
-    placement = place(table.columns, contract_schema(A), RULES)
-    assert placement.names[1] == "title" and placement.additions == ()
+    mapping = map_columns(table.columns, contract_schema(A), RULES)
+    assert mapping.names[1] == "title" and mapping.additions == ()
     table.commit(written(table, 110, 2, title="new"), {SLOT: 110})
     found = raw(tmp_path).scan(selected_fields=("id", "title")).to_arrow().to_pylist()
     assert sorted(row["title"] or "" for row in found) == ["", "new"]
@@ -345,9 +345,9 @@ def test_a_column_that_a_user_drops_comes_back_with_the_next_rows(tmp_path: Path
     with raw(tmp_path).update_schema() as change:
         change.delete_column("name")
     table = table_of(tmp_path)
-    placement = place(table.columns, contract_schema(A), RULES)
-    assert [c.name for c in placement.additions] == ["name"]
-    table.take_columns(placement.columns)
+    mapping = map_columns(table.columns, contract_schema(A), RULES)
+    assert [c.name for c in mapping.additions] == ["name"]
+    table.take_columns(mapping.columns)
     table.commit(written(table, 110, 2, name="new"), {SLOT: 110})
     found = raw(tmp_path).scan(selected_fields=("id", "name")).to_arrow().to_pylist()
     assert {row["id"]: row["name"] for row in found} == {1: None, 2: "new"}
@@ -358,7 +358,7 @@ def test_columns_may_have_dots_and_blanks_in_their_names(tmp_path: Path) -> None
     tables = opened(tmp_path)
     table = tables.open_or_create("public__a", "public.a", columns_of(odd), tables.about(odd))
     wider = relation("public.a", ("a.b", INT8), ("c d", TEXT), ("l", 1007), ("x.y", TEXT))
-    table.take_columns(place(table.columns, contract_schema(wider), RULES).columns)
+    table.take_columns(map_columns(table.columns, contract_schema(wider), RULES).columns)
     table.commit(written(table, 100, 1, **{"a.b": 1 << 40, "l": [1], "x.y": "z"}), {SLOT: 100})
     rows = table.read(["a.b", "c d", "l", "x.y"], "_commit_lsn", 0, 200).to_pylist()
     assert rows == [{"a.b": 1 << 40, "c d": None, "l": [1], "x.y": "z"}]

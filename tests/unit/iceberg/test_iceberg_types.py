@@ -18,7 +18,7 @@ from xidstream.pipeline.iceberg.iceberg_types import (
     stored,
     widens,
 )
-from xidstream.pipeline.log_tables.columns import TableColumn, place
+from xidstream.pipeline.log_tables.columns import TableColumn, map_columns
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.schema.types import _FIXED
 
@@ -85,15 +85,15 @@ def test_the_same_history_gives_the_same_columns_however_it_is_cut() -> None:
     columns: tuple[TableColumn, ...] = ()
     names = []
     for type_ in history:
-        placement = place(columns, pa.schema([("x", type_)]), RULES)
-        columns = placement.columns
-        names.append(placement.names[0])
+        mapping = map_columns(columns, pa.schema([("x", type_)]), RULES)
+        columns = mapping.columns
+        names.append(mapping.names[0])
     assert [(c.name, c.type) for c in columns] == [("x", pa.int64()), ("x__string", pa.string())]
     assert names == ["x", "x", "x", "x", "x__string", "x"]
     for start in range(len(history)):
         again = columns
         for type_ in history[start:]:
-            again = place(again, pa.schema([("x", type_)]), RULES).columns
+            again = map_columns(again, pa.schema([("x", type_)]), RULES).columns
         assert again == columns
 
 

@@ -17,7 +17,7 @@ from tests.spark.support import INT4, INT8, TEXT, relation
 from tests.unit.iceberg.test_iceberg_table import SLOT, A, columns_of, commit, opened, raw, table_of
 from xidstream.pipeline.changelog.iceberg_root import IcebergLogTable, IcebergRoot
 from xidstream.pipeline.errors import StorageFault, Unsupported
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import source_of, table_name
 from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot
@@ -90,7 +90,7 @@ def test_ranges_of_times_are_times_and_a_file_without_ranges_may_have_every_lsn(
         ColumnRange("xid", 7, 9),
     )
     table.commit([WrittenFile("data-x/nobody.parquet", 5, 3, 200, 250, ranges)], {SLOT: 250}, "commit_lsn")
-    found = IcebergRoot(IcebergPlace.parse(f"{tmp_path}/lake/shop")).open(key)
+    found = IcebergRoot(IcebergAddress.parse(f"{tmp_path}/lake/shop")).open(key)
     assert found is not None
     (file,) = found.files(column="commit_lsn")
     assert (file.min_lsn, file.max_lsn, file.n_rows, file.n_bytes) == (200, 250, 3, 5)
@@ -204,7 +204,7 @@ def test_a_column_may_have_narrower_files_where_it_was_widened_or_its_source_was
 def test_a_table_whose_files_are_gone_is_a_fault_of_the_storage(tmp_path: Path) -> None:
     commit(table_of(tmp_path), 100, 1)
     table = raw(tmp_path)
-    root = IcebergRoot(IcebergPlace.parse(f"{tmp_path}/lake/shop"))
+    root = IcebergRoot(IcebergAddress.parse(f"{tmp_path}/lake/shop"))
     (manifest,) = table.current_snapshot().manifests(table.io)
     Path(manifest.manifest_path.removeprefix("file://")).unlink()
     found = root.open("public__a")
@@ -243,9 +243,9 @@ def test_the_namespaces_tables_are_those_of_sources_and_long_names_are_asked_for
     own = tables.about_own(locations.TRANSACTIONS)
     columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     tables.open_or_create(locations.TRANSACTIONS, locations.TRANSACTIONS, columns, own)
-    catalog = tables.place.open(makes=False)
+    catalog = tables.address.open(makes=False)
     assert catalog is not None
     catalog.create_table("shop.notes", pa.schema([("x", pa.int64())]))
     assert sorted(tables.sources()) == sorted([*NAMES, long])
-    assert IcebergRoot(IcebergPlace.parse(f"{tmp_path}/lake/nothing")).table_names() == []
-    assert IcebergRoot(IcebergPlace.parse(f"{tmp_path}/no-lake/shop")).table_names() == []
+    assert IcebergRoot(IcebergAddress.parse(f"{tmp_path}/lake/nothing")).table_names() == []
+    assert IcebergRoot(IcebergAddress.parse(f"{tmp_path}/no-lake/shop")).table_names() == []

@@ -34,7 +34,7 @@ from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import small_files
-from xidstream.pipeline.log_tables.columns import place
+from xidstream.pipeline.log_tables.columns import map_columns
 from xidstream.pipeline.log_tables.small_files import SIZE_CLASSES, SizeClass
 from xidstream.pipeline.schema.rows import contract_schema
 
@@ -94,7 +94,7 @@ def test_values_stay_where_a_column_was_renamed_widened_and_added_meanwhile(tmp_
         change.rename_column("name", "called")
     table = table_of(tmp_path)
     commit(table, 110, 2)
-    table.take_columns(place(table.columns, contract_schema(WIDER), RULES).columns)
+    table.take_columns(map_columns(table.columns, contract_schema(WIDER), RULES).columns)
     table.commit(written(table, 120, 1 << 40, note="new", called="three"), {SLOT: 120})
     first = raw(tmp_path).scan().to_arrow().to_pylist()
     table.commit(written(table, 130, 4, note="newer"), {SLOT: 130})

@@ -10,7 +10,7 @@ import pytest
 from tests.iceberg_rest import IcebergRestServer
 from tests.unit.iceberg.test_iceberg_table import SLOT, A, columns_of, written
 from xidstream.pipeline.errors import StorageFault
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
@@ -29,7 +29,7 @@ def rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IcebergRes
 
 
 def table_of() -> IcebergTable:
-    tables = IcebergTables(IcebergPlace.parse("prod/shop"), makes=True)
+    tables = IcebergTables(IcebergAddress.parse("prod/shop"), makes=True)
     return tables.open_or_create("public__a", "public.a", columns_of(A), tables.about(A))
 
 

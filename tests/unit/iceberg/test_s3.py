@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
 from xidstream.pipeline.findings import Status
 from xidstream.pipeline.iceberg import expiring
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.expiring import KEPT_SNAPSHOTS
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
@@ -25,9 +25,9 @@ from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep, leftovers
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.batch_parts import TableParts, VersionParts
-from xidstream.pipeline.log_tables.columns import place
+from xidstream.pipeline.log_tables.columns import map_columns
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.parquet_files import WriteTarget
+from xidstream.pipeline.log_tables.parquet_files import WriteOutput
 from xidstream.pipeline.log_tables.segment_links import SegmentLinks
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.schema.rows import contract_schema
@@ -56,7 +56,7 @@ def bucket(s3: tuple[Location, Connection], tmp_path: Path, monkeypatch: pytest.
 
 
 def table_of(upkeep: IcebergUpkeep | None = None) -> IcebergTable:
-    tables = IcebergTables(IcebergPlace.parse("prod/shop"), makes=True, upkeep=upkeep)
+    tables = IcebergTables(IcebergAddress.parse("prod/shop"), makes=True, upkeep=upkeep)
     return tables.open_or_create("public__a", "public.a", columns_of(A), tables.about(A))
 
 
@@ -93,10 +93,10 @@ def test_a_segment_of_a_storage_in_the_same_store_becomes_a_file_of_the_table(
     segment = late_segment(storage, "1/s/epochs/e/7-0000000000000010/0.parquet", A, rows)
     version = VersionParts(A, contract_schema(A), [], [late_part(segment, 100)])
     table, links = table_of(), SegmentLinks()
-    placement = place(table.columns, version.schema, RULES)
-    target = WriteTarget(table.location, "data-1", 0)
+    mapping = map_columns(table.columns, version.schema, RULES)
+    target = WriteOutput(table.location, "data-1", 0)
     parts = TableParts(("public", "a"), [version])
-    files, left = links.give(parts, [placement], target, storage, RULES)
+    files, left = links.give(parts, [mapping], target, storage, RULES)
     links.close()
     assert left.n_rows == 0 and len(files) == 1
     table.commit(files, {SLOT: 100})
@@ -108,7 +108,7 @@ def test_the_logs_readers_find_files_and_rows_there(bucket: str) -> None:
     table = table_of()
     for lsn in (100, 110):
         table.commit(written(table, lsn, lsn, lsn + 1), {SLOT: lsn}, marks={f"{SLOT}/owner": lsn})
-    found = IcebergRoot(IcebergPlace.parse("prod/shop")).open("public__a")
+    found = IcebergRoot(IcebergAddress.parse("prod/shop")).open("public__a")
     assert (
         found is not None
         and found.watermark(SLOT) == 110

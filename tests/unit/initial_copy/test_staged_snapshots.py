@@ -19,7 +19,7 @@ from tests.unit.initial_copy.test_snapshot_book import BOUNDS, LAYOUT, source_of
 from xidstream.pipeline.errors import StorageFault, Superseded
 from xidstream.pipeline.initial_copy.staged_snapshots import StagedSnapshots
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
-from xidstream.pipeline.log_tables.snapshot_tables import SnapshotTarget
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, contract_schema, snapshot_rows
 from xidstream.pipeline.snapshot.generation import Generation
@@ -55,7 +55,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return Storage(request.getfixturevalue("s3").uri(f"{uuid.uuid4().hex}/root"))
 
 
-def written(target: SnapshotTarget, n_rows: int, range_number: int = 0) -> list[WrittenFile]:
+def written(target: SnapshotOutput, n_rows: int, range_number: int = 0) -> list[WrittenFile]:
     """As a snapshot reader does: the target arrives there pickled."""
     target = pickle.loads(pickle.dumps(target))
     files = ParquetFiles(
@@ -86,7 +86,7 @@ def test_what_readers_wrote_is_what_the_function_gets_and_nothing_of_it_stays(st
     staged = staged_of(storage, LAYOUT)
     target = staged.target(GENERATION.relation, Lsn(1))
     files = written(target, 5) + written(target, 3, range_number=1)
-    staged.discard(SnapshotTarget(target.table, "another", target.conform))
+    staged.discard(SnapshotOutput(target.table, "another", target.conform))
     assert not staged.commit(GENERATION, files)
     given: list[list[int]] = []
 

@@ -13,7 +13,7 @@ from xidstream.pipeline.log_tables.columns import (
     Conform,
     TableColumn,
     holds,
-    place,
+    map_columns,
 )
 
 
@@ -24,7 +24,7 @@ def schema(*fields: tuple[str, pa.DataType]) -> pa.Schema:
 def grown(*versions: pa.Schema, rules: ColumnRules = DELTA) -> list[tuple[str, pa.DataType]]:
     columns: tuple[TableColumn, ...] = ()
     for version in versions:
-        columns = place(columns, version, rules).columns
+        columns = map_columns(columns, version, rules).columns
     return [(c.name, c.type) for c in columns]
 
 
@@ -100,15 +100,15 @@ def test_a_type_that_does_not_fit_gets_a_column_named_for_it(
 
 def test_the_type_changed_back_finds_its_first_column() -> None:
     a, b = schema(("x", pa.int32())), schema(("x", pa.string()))
-    columns = place(place((), a).columns, b).columns
-    assert place(columns, a).names == ("x",)
-    assert place(columns, b).names == ("x__string",)
-    assert place(columns, b).additions == ()
+    columns = map_columns(map_columns((), a).columns, b).columns
+    assert map_columns(columns, a).names == ("x",)
+    assert map_columns(columns, b).names == ("x__string",)
+    assert map_columns(columns, b).additions == ()
 
 
 def test_a_column_with_exactly_the_type_goes_before_a_wider_one() -> None:
     columns = [TableColumn("x", pa.float64(), "x"), TableColumn("x__integer", pa.int32(), "x")]
-    assert place(columns, schema(("x", pa.int32()))).names == ("x__integer",)
+    assert map_columns(columns, schema(("x", pa.int32()))).names == ("x__integer",)
 
 
 def test_a_name_that_differs_in_case_is_the_same_column_when_the_type_fits() -> None:
@@ -120,9 +120,9 @@ def test_a_users_column_named_like_a_suffixed_one_keeps_its_values_apart() -> No
     first = schema(("x", pa.int32()))
     second = schema(("x", pa.string()))
     third = schema(("x", pa.string()), ("x__string", pa.string()))
-    placed = place(place(place((), first).columns, second).columns, third)
+    placed = map_columns(map_columns(map_columns((), first).columns, second).columns, third)
     assert placed.names == ("x__string", "x__string__string")
-    beside = place(place((), first).columns, third)
+    beside = map_columns(map_columns((), first).columns, third)
     assert beside.names == ("x__string_2", "x__string")
 
 
@@ -134,7 +134,7 @@ def test_widening_replaces_the_type_where_nothing_is_stored() -> None:
 
 def test_a_contract_column_of_another_type_is_not_our_table() -> None:
     with pytest.raises(SinkFailed):
-        place([TableColumn("_seq", pa.string(), "_seq")], schema(("_seq", pa.int64())))
+        map_columns([TableColumn("_seq", pa.string(), "_seq")], schema(("_seq", pa.int64())))
 
 
 def test_conform_fills_reorders_and_casts() -> None:

@@ -11,7 +11,7 @@ import pytest
 from xidstream.pipeline.log_tables import parquet_files
 from xidstream.pipeline.log_tables.batch_parts import PARTITION_BYTES, group_by_bytes
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteTarget
+from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WriteOutput
 
 SCHEMA = pa.schema([("x", pa.int64()), ("_commit_lsn", pa.int64())])
 
@@ -67,7 +67,7 @@ def test_no_rows_make_no_file(tmp_path: Path) -> None:
 
 
 def test_rows_at_or_below_the_watermark_are_dropped(tmp_path: Path) -> None:
-    target = WriteTarget(Location.parse(str(tmp_path)), "job", 5)
+    target = WriteOutput(Location.parse(str(tmp_path)), "job", 5)
     assert target.above(batch(3, 5)).column(0).to_pylist() == [6, 7]
     assert target.above(batch(6, 2)).num_rows == 2
     assert target.above(batch(1, 5)).num_rows == 0

@@ -23,9 +23,9 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.log_tables.batch_parts import TableParts, VersionParts
-from xidstream.pipeline.log_tables.columns import TableColumn, place
+from xidstream.pipeline.log_tables.columns import TableColumn, map_columns
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.parquet_files import WriteTarget, WrittenFile
+from xidstream.pipeline.log_tables.parquet_files import WriteOutput, WrittenFile
 from xidstream.pipeline.log_tables.segment_links import Reach, SegmentLinks, how_segments_reach
 from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.sinks.sink_findings import check_of_spec
@@ -70,9 +70,9 @@ class World:
     ) -> tuple[list[WrittenFile], TableParts]:
         self.n_jobs += 1
         versions = [VersionParts(A, contract_schema(A), [], parts)]
-        target = WriteTarget(self.table, f"data-{self.n_jobs}", watermark)
-        placement = place(columns, versions[0].schema)
-        return self.links.give(TableParts(("public", "a"), versions), [placement], target, self.storage)
+        target = WriteOutput(self.table, f"data-{self.n_jobs}", watermark)
+        mapping = map_columns(columns, versions[0].schema)
+        return self.links.give(TableParts(("public", "a"), versions), [mapping], target, self.storage)
 
     def commit(self, files: list[WrittenFile]) -> None:
         columns = [TableColumn(f.name, f.type, f.name) for f in contract_schema(A)]

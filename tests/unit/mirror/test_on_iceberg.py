@@ -48,7 +48,7 @@ from xidstream.pipeline.changelog.manifest import (
 from xidstream.pipeline.errors import ComponentLost, ConfigError, StorageFault, Superseded
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import staged_commits
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.table_metadata import TableMetadata
@@ -91,12 +91,12 @@ class Log(LogMaker):
         return self.commit((relation, [{**row, "_change": UPDATE_POSTIMAGE}]))
 
     @property
-    def place(self) -> IcebergPlace:
-        return IcebergPlace.parse(str(self.iceberg))
+    def address(self) -> IcebergAddress:
+        return IcebergAddress.parse(str(self.iceberg))
 
     @property
     def bases(self) -> IcebergBases:
-        return IcebergBases(self.place)
+        return IcebergBases(self.address)
 
     def mirror(self) -> BaseTables:
         return BaseTables(f"iceberg:{self.iceberg}", None, SMALL_FILES)
@@ -105,7 +105,7 @@ class Log(LogMaker):
         return read_lines(self.bases, IDENTITY.application_id)
 
     def table(self, key: str = "public__a") -> Table:
-        catalog = self.place.open(makes=False)
+        catalog = self.address.open(makes=False)
         assert catalog is not None
         return catalog.load_table(f"shop_current.{key}")
 
@@ -551,7 +551,7 @@ def test_a_log_and_the_base_tables_of_another_one_cannot_be_in_one_namespace(log
     """Both call a table public__a."""
     log.snapshot(A, filled(3))
     log.insert(A, {"id": 1_000, "name": "x"})
-    other = IcebergSink(IcebergPlace.parse(f"{log.iceberg}_current"), IDENTITY)
+    other = IcebergSink(IcebergAddress.parse(f"{log.iceberg}_current"), IDENTITY)
     tables = log.mirror()
     if is_first == "the log":
         other.open(no_session)
@@ -594,7 +594,7 @@ def test_tables_of_others_in_the_namespace_hold_up_no_vacuum(
     log.insert(A, {"id": 1_000, "name": "x"})
     tables = log.mirror()
     refreshed(tables)
-    catalog = log.place.open(makes=False)
+    catalog = log.address.open(makes=False)
     assert catalog is not None
     field = NestedField(1, "day", DateType(), required=False)
     by_day = PartitionSpec(PartitionField(1, 1_000, IdentityTransform(), "day"))
@@ -637,7 +637,7 @@ def test_a_table_that_was_dropped_is_made_anew_and_its_older_moments_have_no_bas
     first = log.insert(A, {"id": 1_000, "name": "x"})
     tables = log.mirror()
     refreshed(tables)
-    catalog = log.place.open(makes=False)
+    catalog = log.address.open(makes=False)
     assert catalog is not None
     catalog.drop_table("shop_current.public__a")
     second = log.update(A, 3, name="new")
@@ -656,7 +656,7 @@ def test_a_table_that_is_dropped_while_it_is_refreshed_is_made_anew(
     tables = log.mirror()
     refreshed(tables)
     log.update(A, 3, name="new")
-    catalog = log.place.open(makes=False)
+    catalog = log.address.open(makes=False)
     assert catalog is not None
     drop = partial(catalog.drop_table, "shop_current.public__a")
     with monkeypatch.context() as patch:
@@ -720,7 +720,7 @@ def test_a_vacuum_takes_what_no_named_version_needs_and_leaves_what_is_young(
 
 
 def test_the_manifests_small_files_are_merged_and_its_lines_stay(log: Log) -> None:
-    manifest = ManifestWriter(IcebergBases(log.place, makes=True), "7/shop/orders")
+    manifest = ManifestWriter(IcebergBases(log.address, makes=True), "7/shop/orders")
     manifest.claim()
     now = datetime.datetime.now(datetime.timezone.utc)
     for lsn in range(1, 41):
@@ -734,7 +734,7 @@ def test_a_table_of_many_files_is_written_anew_behind_manifests_of_files_that_ar
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about, marks = TableMetadata("", {}, {}), {"mirror/x": 1}
-    bases = IcebergBases(log.place, makes=True)
+    bases = IcebergBases(log.address, makes=True)
     table = bases.open_or_create("public__x", "public.x", [TableColumn("id", pa.int64(), "id")], about)
     names = [[f"refresh-{n}/{i}.parquet" for i in range(100)] for n in range(2)]
     first, second = ([BoundedFile(name, 100, 1) for name in each] for each in names)

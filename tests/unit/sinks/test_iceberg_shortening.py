@@ -26,13 +26,13 @@ from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, StorageFault, Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.iceberg import expiring, upkeep
-from xidstream.pipeline.iceberg.catalogs import IcebergPlace
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
-from xidstream.pipeline.log_tables.columns import place
+from xidstream.pipeline.log_tables.columns import map_columns
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.relation_history import VersionSince
@@ -57,15 +57,15 @@ class IcebergLog(Root):
     def __init__(self, root: Location, tenure: int = 1) -> None:
         self.root = root
         self.merges = False
-        self.place = IcebergPlace.parse(f"{root.uri}/lake/shop")
-        self.tables = IcebergTables(self.place, makes=True)
+        self.address = IcebergAddress.parse(f"{root.uri}/lake/shop")
+        self.tables = IcebergTables(self.address, makes=True)
         hold = Tenure(tenure, "epoch", 1, {}, Lsn(10**9))
         self.ownership = Ownership(SLOT, f"{SLOT}/messages", "root", hold)
         self.snapshots = SnapshotLog(self.tables, SLOT, self.ownership)
         key = locations.TRANSACTIONS
-        columns = place((), TRANSACTIONS_SCHEMA, RULES).columns
+        columns = map_columns((), TRANSACTIONS_SCHEMA, RULES).columns
         self.transactions: Any = self.tables.open_or_create(key, key, columns, self.tables.about_own(key))
-        targets = place((), SCHEMA, RULES).columns
+        targets = map_columns((), SCHEMA, RULES).columns
         source = [column for column in targets if column.name in ("id", "v")]
         brought = [VersionSince(SLOT, Lsn(1), RELATION, source)]
         self.table: Any = self.tables.open_or_create(
@@ -74,14 +74,14 @@ class IcebergLog(Root):
 
     @property
     def shortened(self) -> ShortenedRoot:
-        return IcebergShortenedRoot(self.place, self.tables)
+        return IcebergShortenedRoot(self.address, self.tables)
 
     @property
     def log(self) -> ChangeLog:
-        return ChangeLog(f"iceberg:{self.place.argument}", SLOT)
+        return ChangeLog(f"iceberg:{self.address.argument}", SLOT)
 
     def loaded(self, key: str = KEY) -> Any:
-        catalog = self.place.open(makes=False)
+        catalog = self.address.open(makes=False)
         assert catalog is not None
         return catalog.load_table(f"shop.{key}")
 
@@ -342,8 +342,8 @@ def test_the_sink_has_its_log_cut_by_its_retention_and_tells_what_is_left(
     asked: list[str] = []
     monkeypatch.setattr(log_shortening.LogShortening, "_before", lambda self, age_s: asked.append("age") or 0)
     for retention in ("", "1 KB"):
-        place_of = IcebergPlace.parse(f"{tmp_path}/lake/shop{len(retention)}")
-        sink = IcebergSink(place_of, IDENTITY, 0, LogRetention.parse(retention))
+        address = IcebergAddress.parse(f"{tmp_path}/lake/shop{len(retention)}")
+        sink = IcebergSink(address, IDENTITY, 0, LogRetention.parse(retention))
         try:
             sink.open(no_spark)
             sink.claim(Tenure(1, "epoch-1", 1, {}, Lsn(10_000)))
@@ -373,22 +373,22 @@ def test_whoever_looks_at_the_log_again_and_again_opens_no_catalog_again_and_all
     made.snapshot(1, 51, 40, truth(0))
     made.commit(100)
     made.prove(100)
-    assert BaseTables(f"iceberg:{made.place.argument}", None, 1 << 20).refresh(no_session) is not None
+    assert BaseTables(f"iceberg:{made.address.argument}", None, 1 << 20).refresh(no_session) is not None
     opened: list[Any] = []
     closed: list[Any] = []
-    opens, closes = IcebergPlace.open, SqlCatalog.close
+    opens, closes = IcebergAddress.open, SqlCatalog.close
 
-    def counted(place: IcebergPlace, *, makes: bool) -> Any:
-        opened.append(opens(place, makes=makes))
+    def counted(address: IcebergAddress, *, makes: bool) -> Any:
+        opened.append(opens(address, makes=makes))
         return opened[-1]
 
     def noted(catalog: SqlCatalog) -> None:
         closed.append(catalog)
         closes(catalog)
 
-    monkeypatch.setattr(IcebergPlace, "open", counted)
+    monkeypatch.setattr(IcebergAddress, "open", counted)
     monkeypatch.setattr(SqlCatalog, "close", noted)
-    sink = IcebergSink(made.place, IDENTITY, 0, LogRetention.parse("30d"))
+    sink = IcebergSink(made.address, IDENTITY, 0, LogRetention.parse("30d"))
     for _ in range(3):
         assert sink._root.slots() and sink._root.log_root.open(locations.TRANSACTIONS) is not None
         (line,) = sink._root.base_lines(SLOT)
@@ -401,7 +401,7 @@ def test_whoever_looks_at_the_log_again_and_again_opens_no_catalog_again_and_all
 def test_base_goes_as_far_as_the_oldest_base_table_and_the_mirror_goes_on(root: Location) -> None:
     made = IcebergLog(root)
     made.snapshot(1, 51, 40, truth(0))
-    mirror = BaseTables(f"iceberg:{made.place.argument}", None, 1 << 20)
+    mirror = BaseTables(f"iceberg:{made.address.argument}", None, 1 << 20)
     for first in (100, 500, 900):
         for lsn in range(first, first + 400, 100):
             made.commit(lsn)

@@ -431,7 +431,7 @@ def test_units_without_their_ends_are_refused(local, layout) -> None:
             {"relation": RelationVersion(1, "public", "other", ReplicaIdentity.FULL, ())},
             "columns of public.other",
         ),
-        ({"place": 0}, "no element 0"),
+        ({"pack_index": 0}, "no element 0"),
     ],
 )
 def test_an_object_that_is_not_what_its_part_says_is_not_confirmed(
@@ -449,7 +449,7 @@ def test_a_place_behind_the_end_of_its_pack_is_not_confirmed(local, layout) -> N
     made.add(table(1), rows_of(table(1), 1, 1))
     (part,) = made.finish()
     for place in (1, -1):
-        wrong = unit(transaction_rows(1), 1, memory=(dataclasses.replace(part, place=place),))
+        wrong = unit(transaction_rows(1), 1, memory=(dataclasses.replace(part, pack_index=place),))
         with pytest.raises(UsageError, match=f"no element {place}"):
             write_journal_file(local, layout, 0, [wrong], [ONE_END], store.fetch)
 

@@ -76,10 +76,10 @@ def content_of(units: Sequence[Unit], fetch) -> dict[str, object]:
     for content in contents:
         for part in content.memory:
             found = fetch(part.ref)
-            assert part.place is not None or found.num_rows == part.n_rows
-            rows.setdefault(part.relation if part.place is None else (part.relation, part.place), []).extend(
-                found.to_pylist()
-            )
+            assert part.pack_index is not None or found.num_rows == part.n_rows
+            rows.setdefault(
+                part.relation if part.pack_index is None else (part.relation, part.pack_index), []
+            ).extend(found.to_pylist())
     messages: list[object] = []
     for part in (part for content in contents for part in content.messages):
         if isinstance(part, SpilledMessages):

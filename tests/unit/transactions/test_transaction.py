@@ -320,7 +320,7 @@ def test_rows_of_thousands_of_tables_are_given_away_in_few_objects() -> None:
     transaction.add_rows(version, batch)
     transaction.add(None, runs([700], transaction.n_rows), 1)
     sealed = transaction.seal(END, store.put)
-    alone = [part for part in sealed.memory if part.place is None]
+    alone = [part for part in sealed.memory if part.pack_index is None]
     assert [(part.relation, part.n_rows) for part in alone] == [(tables[7], 2)], "what is large has its own"
     assert len(store) == 2
     read = [part_rows(part, lambda ref: iter(store[ref].to_batches())) for part in sealed.memory]
