@@ -294,8 +294,9 @@ class SnapshotBook:
         numbers = [each.number for each in known if each.name == relation.name]
         key = source.primary_key
         number = max([last_number, *numbers]) + 1
-        # What an earlier snapshot saw, of whichever table, this one sees.
-        upto = max((each.bounds.contained_upto for each in known), default=INVALID_LSN)
+        # What an earlier snapshot saw, of whichever table, this one sees. A later one may be recorded before it.
+        earlier = (each.bounds for each in known if bounds.sees_all_of(each.bounds))
+        upto = max((each.contained_upto for each in earlier), default=INVALID_LSN)
         bounds = bounds.knowing(None, upto) if upto <= bounds.valid_from else bounds
         generation = Generation(relation, number, bounds, None if key is None else key.columns)
         taken = TakenSnapshot(generation, signature_of(source), where)

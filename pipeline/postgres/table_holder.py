@@ -51,7 +51,7 @@ from xidstream.pipeline.errors import (
 )
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import ColumnNames, table_label
-from xidstream.pipeline.postgres.admin import Blocker, sql_connection
+from xidstream.pipeline.postgres.admin import Blocker, sql_connection, translated
 from xidstream.pipeline.postgres.failures import from_error
 from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.sessions import open_session
@@ -75,6 +75,9 @@ from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
 _LOCK_TIMEOUT_MS: Final = 2_000
 _POLL_S: Final = 0.2
 _NOTICE_S: Final = 2.0
+_MOST_IDLE: Final = 2
+_RENEWED_AFTER: Final = 500
+"""Tables. A backend keeps some 15 KiB in memory of each one that it was asked about."""
 _KEEPALIVES: Final = {
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
@@ -127,6 +130,10 @@ class TableHolder:
         """The publications whose tables may be held."""
         self._sessions: dict[int, psycopg.Connection[Any]] = {}
         """By relid: the session whose transaction holds the table's snapshot."""
+        self._observers: list[psycopg.Connection[Any]] = []
+        """Idle, for the next tables: a new backend would fill its caches of the catalog for each of them."""
+        self._n_asked = 0
+        """The tables that these were asked about since they were opened."""
         self._waiting: dict[int, tuple[Blocker, ...]] = {}
         """By relid: the writers that ``hold`` waits for now."""
         self._wanted: dict[int, object] = {}
@@ -160,7 +167,7 @@ class TableHolder:
         with self._guard:
             self._wanted[relid] = waiting
         try:
-            with sql_connection(self._dsn, doing, _KEEPALIVES) as observer:
+            with self._observing(doing) as observer:
                 _check_access(observer, source, self._wal_end is _REPLAYED)
                 session = self._session(doing)
                 try:
@@ -209,7 +216,9 @@ class TableHolder:
         self._closed.set()
         with self._guard:
             sessions = list(self._sessions.values())
+            sessions += self._observers
             self._sessions.clear()
+            self._observers.clear()
         for session in sessions:
             session.close()
 
@@ -260,6 +269,29 @@ class TableHolder:
         """How many of ``wanted`` further connections the server has room for; at least one."""
         with sql_connection(self._dsn, "the server's connections") as connection:
             return room_for(connection, wanted)
+
+    @contextmanager
+    def _observing(self, doing: str) -> Iterator[psycopg.Connection[Any]]:
+        """``sql_connection``, by the connection of an earlier table where that is idle, and still lives."""
+        with self._guard:
+            observer = self._observers.pop() if self._observers else None
+        if observer is not None and not _is_alive(observer):
+            observer.close()
+            observer = None
+        if observer is None:
+            observer = open_session(self._dsn, doing, _KEEPALIVES)
+        try:
+            with translated(doing):
+                yield observer
+            with self._guard:
+                self._n_asked += 1
+                is_old = self._n_asked % _RENEWED_AFTER == 0
+                if len(self._observers) < _MOST_IDLE and not is_old and not self._closed.is_set():
+                    self._observers.append(observer)
+                    observer = None
+        finally:
+            if observer is not None:
+                observer.close()
 
     def _session(self, doing: str) -> psycopg.Connection[Any]:
         """A session whose transaction has begun, and has no snapshot yet."""
@@ -312,6 +344,15 @@ class _Waiting:
                 self._on_wait(blockers)
         self._holder._closed.wait(_POLL_S)
         self._holder._check_wanted(self._relid, self)
+
+
+def _is_alive(idle: psycopg.Connection[Any]) -> bool:
+    """The server may have ended it meanwhile (``idle_session_timeout``, a restart)."""
+    try:
+        idle.execute("SELECT")
+    except psycopg.Error:
+        return False
+    return True
 
 
 @contextmanager

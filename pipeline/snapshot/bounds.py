@@ -28,9 +28,11 @@ Which LSN that may be:
 - If ``next_xid`` is at most ``xmin``, all that is not seen committed after ``redo_lsn``.
 
 ``pg_control_checkpoint()`` tells both. Where a transaction has been open since before the last checkpoint, it tells
-nothing. Then the LSN of an earlier snapshot of the slot holds as well, because a later one sees all that it saw. The
-wire's ids are enough, if no more than 2**31 have passed since. (Rejected: the WAL's end, read before the snapshot:
-commits that wait for a standby lie below it. The slot's ``restart_lsn``: it moves past such commits.)
+nothing. Then the LSN of an earlier snapshot of the slot holds as well, because a later one sees all that it saw
+(``sees_all_of``). Positions do not tell which one is earlier: of two tables in hand at the same time the later snapshot
+may be committed first, and know of a checkpoint that is older than both. The wire's ids are enough, if no more than
+2**31 have passed since. (Rejected: the WAL's end, read before the snapshot: commits that wait for a standby lie below
+it. The slot's ``restart_lsn``: it moves past such commits.)
 
 - Of one table more can be known. Where the snapshot waited for the table's writers, it has all changes of the table
   that committed below ``place``. A writer holds its lock until others see its commit. So at the moment when the WAL
@@ -114,6 +116,11 @@ class SnapshotBounds:
         if checkpoint is not None and checkpoint.next_xid <= self.xmin:
             known.append(checkpoint.redo_lsn.before)
         return replace(self, contained_upto=max(known))
+
+    def sees_all_of(self, other: SnapshotBounds) -> bool:
+        """Whether each transaction that had ended for ``other`` had ended for this snapshot, too."""
+        open_here = {xid for xid in self.xip if xid < other.xmax}
+        return other.xmax <= self.xmax and open_here <= set(other.xip)
 
     def widened(self, xid: Xid) -> int:
         """The 64-bit id of a transaction of the stream: the one of its 32 bits that is nearest to ``xmax``."""

@@ -20,6 +20,7 @@ from xidstream.pipeline.errors import PreconditionMissing, SnapshotInterrupted, 
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
+from xidstream.pipeline.postgres import table_holder
 from xidstream.pipeline.postgres.admin import Blocker, create_slot
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.opening import slot_settings
@@ -682,6 +683,57 @@ def test_a_table_whose_holder_ended_before_the_last_row_was_read_is_not_confirme
 
 
 @on_18
+def _observers(database: Database) -> set[int]:
+    """Backends of the holder that hold no table."""
+    query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle' AND query <> ''"
+    return {pid for (pid,) in database.connection.execute(query.encode()).fetchall()}
+
+
+def test_the_session_that_asks_about_a_table_asks_about_the_next_and_another_one_where_it_was_ended(
+    table: Database, holder: TableHolder
+) -> None:
+    source, before = source_of(table), _observers(table)
+    holder.hold(source, wait_for_writers=False)
+    holder.release(source.relation.relid)
+    (kept,) = _observers(table) - before
+    table.execute("UPDATE t SET v = 'y' WHERE id = 1")
+    held = holder.hold(source, wait_for_writers=True)
+    assert (1, "y") in rows_in(table, held)
+    wait_until(lambda: _observers(table) - before == {kept})
+    table.execute(f"SELECT pg_terminate_backend({kept})")
+    wait_until(lambda: kept not in _observers(table))
+    holder.confirm(source.relation.relid, held.bounds.valid_from)  # nobody held the table by it
+    holder.release(source.relation.relid)
+    assert len(rows_in(table, holder.hold(source, wait_for_writers=False))) == 1000
+    wait_until(lambda: len(_observers(table) - before) == 1)
+    holder.close()
+    wait_until(lambda: _observers(table) == before)
+
+
+def test_the_session_that_asks_is_not_kept_for_ever(
+    table: Database, holder: TableHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_holder, "_RENEWED_AFTER", 2)
+    source, before = source_of(table), _observers(table)
+    for n_kept in (1, 0, 1):
+        holder.hold(source, wait_for_writers=False)
+        holder.release(source.relation.relid)
+        wait_until(lambda n_kept=n_kept: len(_observers(table) - before) == n_kept)  # type: ignore[misc]
+
+
+def test_what_was_altered_since_the_same_session_asked_before_is_found(
+    table: Database, holder: TableHolder
+) -> None:
+    source = source_of(table)
+    holder.hold(source, wait_for_writers=False)
+    holder.release(source.relation.relid)
+    table.execute("ALTER TABLE t ADD COLUMN w int")
+    with pytest.raises(SnapshotInterrupted, match="changed before its snapshot"):
+        holder.hold(source, wait_for_writers=False)
+    held = holder.hold(source_of(table), wait_for_writers=False)
+    assert [column.name for column in held.source.relation.columns] == ["id", "v", "w"]
+
+
 def test_closing_ends_what_waits_and_releases_what_is_held(table: Database, holder: TableHolder) -> None:
     table.execute("CREATE TABLE u (id int)")
     table.execute("ALTER PUBLICATION p ADD TABLE u")

@@ -238,6 +238,16 @@ def test_a_snapshot_contains_up_to_an_lsn_what_an_earlier_one_of_another_table_d
     assert generation is not None and generation.bounds == newest
 
 
+def test_a_snapshot_takes_over_nothing_of_a_later_one_that_is_committed_before_it(storage: Storage) -> None:
+    """Transaction 705 waits for its synchronous standby: its COMMIT is in the WAL below 90, and the first snapshot does
+    not see it. The second one does, and knows of a checkpoint at 90."""
+    book = book_of(storage)
+    book.begin(source_of(2), SnapshotBounds(Lsn(101), Lsn(122), 710, 710, (), 0, contained_upto=Lsn(90)), 0)
+    overtaken = book.begin(source_of(1), BOUNDS, 0)
+    assert overtaken is not None and overtaken.bounds == BOUNDS
+    assert not overtaken.bounds.contains(Xid(705), Lsn(85))
+
+
 def test_what_a_snapshot_knows_by_its_tables_writers_is_recorded_and_taken_over_by_no_other_table(
     storage: Storage,
 ) -> None:

@@ -108,3 +108,20 @@ def test_a_checkpoint_counts_behind_which_every_open_transaction_began(
 def test_what_is_no_snapshot_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError):
         wrong()
+
+
+def _snapshot(xmax: int, xids: set[int]) -> SnapshotBounds:
+    """``xmax`` is one above the last id that had ended."""
+    xip = sorted(xid for xid in xids if xid < xmax - 1)
+    return bounds(min([*xip, xmax]), xmax, *xip)
+
+
+SNAPSHOTS = st.builds(_snapshot, st.integers(101, 108), st.sets(st.integers(100, 107)))
+
+
+@given(SNAPSHOTS, SNAPSHOTS)
+def test_a_snapshot_sees_all_of_another_if_no_transaction_is_in_the_other_alone(
+    one: SnapshotBounds, other: SnapshotBounds
+) -> None:
+    alone = [x for x in range(95, 112) if other.contains(Xid(x), Lsn(1)) and not one.contains(Xid(x), Lsn(1))]
+    assert one.sees_all_of(other) == (not alone)
