@@ -147,6 +147,8 @@ def test_a_commit_that_waits_for_a_standby_is_not_proven_before_others_see_it(
         admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         admin.execute("SELECT pg_reload_conf()")
         with psycopg.connect(server.conninfo(), autocommit=True) as altering:
+            # A session that has not read the new settings yet would wait for nobody.
+            until(lambda: altering.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",))
             thread = threading.Thread(
                 target=altering.execute, args=("ALTER TABLE t ADD c int DEFAULT 5",), daemon=True
             )
