@@ -31,7 +31,7 @@ pytestmark = pytest.mark.e2e
 def test_random_ddl_and_dml_is_read_at_once_as_the_source_held_it_or_refused(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    settings = Settings(12, seed=1, refresh_every=6)
+    settings = Settings(12, seed=1, refresh_every=6, stands_first=True)
     database = pipeline.database
     result = run_steps(database.connect, database.dsn(), pipeline.spark, tmp_path, settings)
     print(result)

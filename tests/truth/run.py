@@ -24,7 +24,8 @@ _END_S = 45.0
 @dataclass(frozen=True)
 class Settings:
     """``has_trigger``: with the event trigger for DDL. ``until_s``: no further step after this reading of the monotonic
-    clock."""
+    clock. ``stands_first``: no step before all tables can be read, as a short walk could end while each look is
+    refused."""
 
     n_steps: int
     seed: int
@@ -32,6 +33,7 @@ class Settings:
     looks_every: int = 1
     refresh_every: int = 20
     until_s: float = float("inf")
+    stands_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ def run_steps(
     try:
         log = log_of(query, str(folder / "delta"))
         watcher = Watcher(source, log, spark, settings.seed)
+        if settings.stands_first:
+            assert not watcher.all_standing(_START_S)
         while n < settings.n_steps and time.monotonic() < settings.until_s:
             source.step()
             n += 1
