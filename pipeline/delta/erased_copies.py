@@ -28,7 +28,7 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.upkeep import remove_files
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, rows_of_keys
-from xidstream.pipeline.log_tables.erased_rows import batches_of, first_lsn, rows_in_file
+from xidstream.pipeline.log_tables.erased_rows import batches_of, paths_upto, rows_in_file
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.small_files import OWN, SNAPSHOT_FILES
 from xidstream.pipeline.settings.delta_retention import kept_files_s
@@ -76,18 +76,8 @@ def in_work(table: Location, label: str, upto: int, known: Set[str]) -> list[str
     if writer is None:
         return []
     known = known | set(writer.removed_files(0))
-    found = []
-    for path in _unnamed(table, writer):
-        if path in known:
-            continue
-        try:
-            if first_lsn(partial(batches_of, table), path) <= upto:
-                found.append(path)
-        except FileNotFoundError:
-            continue
-        except pa.ArrowException:
-            found.append(path)
-    return found
+    unnamed = (path for path in _unnamed(table, writer) if path not in known)
+    return paths_upto(unnamed, partial(batches_of, table), upto)
 
 
 def _unnamed(table: Location, writer: DeltaTableWriter) -> list[str]:

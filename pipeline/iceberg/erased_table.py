@@ -36,7 +36,7 @@ from xidstream.pipeline.iceberg.upkeep import DELAY_S, remove_files, unnamed_by
 from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.columns import Conform
 from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, rows_of_keys
-from xidstream.pipeline.log_tables.erased_rows import first_lsn, rows_in_file
+from xidstream.pipeline.log_tables.erased_rows import paths_upto, rows_in_file
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.small_files import OWN, SNAPSHOT_FILES
 
@@ -148,19 +148,9 @@ def in_work(open_table: Open, upto: int, known: Set[str]) -> list[str]:
     table = open_table()
     if table is None:
         return []
-    erased, named = IcebergErasedTable(table), named_by_any(table)
-    found = []
-    for path in _not_in_newest(table):
-        if path in known or path in named:
-            continue
-        try:
-            if first_lsn(erased.batches, path) <= upto:
-                found.append(path)
-        except FileNotFoundError:
-            continue
-        except pa.ArrowException:
-            found.append(path)
-    return found
+    named = named_by_any(table)
+    unnamed = (path for path in _not_in_newest(table) if path not in known and path not in named)
+    return paths_upto(unnamed, IcebergErasedTable(table).batches, upto)
 
 
 def _expired(open_table: Open, *, at_once: bool) -> IcebergTable | None:

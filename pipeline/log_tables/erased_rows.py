@@ -34,7 +34,7 @@ Plain pyarrow, in whatever process: no Spark, and no run of the slot is needed. 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -183,7 +183,22 @@ def rows_in_file(batches: Batches, path: str, keys: RowsOfKeys, upto: int) -> in
     return sum(not hit.is_behind for hit in _hits(batches, path, keys, upto))
 
 
-def first_lsn(batches: Batches, path: str) -> int:
+def paths_upto(paths: Iterable[str], batches: Batches, upto: int) -> list[str]:
+    """The Parquet files among ``paths`` that may have rows with a ``_commit_lsn`` up to ``upto``. One that is gone has
+    none, and one that cannot be read may have some. Raises OSError."""
+    found = []
+    for path in paths:
+        try:
+            if _first_lsn(batches, path) <= upto:
+                found.append(path)
+        except FileNotFoundError:
+            continue
+        except pa.ArrowException:
+            found.append(path)
+    return found
+
+
+def _first_lsn(batches: Batches, path: str) -> int:
     """The least ``_commit_lsn`` of a Parquet file in the table's folder; 0 where it has none. Raises as ``batches``."""
     parts = [rows["_commit_lsn"] for rows in batches(path, ["_commit_lsn"]) if rows.num_columns]
     return int(pc.min(pa.chunked_array(parts, pa.int64())).as_py() or 0)
