@@ -45,7 +45,8 @@ _COLUMNS = [
 _SCHEMA = pa.schema([column.field for column in _COLUMNS])
 _ROWS = 10
 _HOUR = 3_600
-_AGED_EVERY = 100
+AGED_EVERY = 100
+"""Commits from one call of ``age`` to the next."""
 _NEVER = 10**9
 
 
@@ -59,12 +60,17 @@ def _commit(writer: DeltaTableWriter, location: Location, lsn: int) -> float:
     return time.monotonic() - started_s
 
 
-def _age(location: Location, version: int) -> None:
+def age(location: Location, version: int) -> None:
     """Make the commits that are more than ``_HOUR`` older than ``version`` two hours old."""
     old_s = time.time() - 2 * _HOUR
     for commit in (Path(location.uri) / "_delta_log").iterdir():
         if commit.name[:20].isdigit() and int(commit.name[:20]) < version - _HOUR:
             os.utime(commit, (old_s, old_s))
+
+
+def log_every_time() -> None:
+    """Let the upkeep look at a log's expired files whenever it is asked, in this process."""
+    upkeep.PACES[upkeep.UpkeepStep.LOG] = upkeep.PACES[upkeep.UpkeepStep.LOG]._replace(seconds=0)
 
 
 def _mark(location: Location, seconds: list[float]) -> dict[str, Any]:
@@ -94,7 +100,7 @@ def main() -> None:
             "plain": DeltaTableWriter.open_or_create(locations["plain"], "plain", _COLUMNS),
         }
         keeping = writers["kept"].upkeep = Upkeep(DEFAULT_RETENTION)
-        upkeep.PACES[upkeep.UpkeepStep.LOG] = upkeep.PACES[upkeep.UpkeepStep.LOG]._replace(seconds=0)
+        log_every_time()
         for thousand in range(arguments.marks):
             for name, writer in writers.items():
                 if name == "plain" and thousand >= arguments.plain_marks:
@@ -107,8 +113,8 @@ def main() -> None:
                     seconds = []
                     for lsn in range(thousand * 1000 + 1, thousand * 1000 + 1001):
                         seconds.append(_commit(writer, locations[name], lsn))
-                        if name == "kept" and lsn % _AGED_EVERY == 0:
-                            _age(locations[name], writer.version)
+                        if name == "kept" and lsn % AGED_EVERY == 0:
+                            age(locations[name], writer.version)
                 print(name, (thousand + 1) * 1000, json.dumps(_mark(locations[name], seconds)), flush=True)
         keeping.close()
 
