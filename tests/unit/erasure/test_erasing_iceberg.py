@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import boto3
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import Table
 from pyiceberg.table.update.snapshot import _ManifestMergeManager
 
 from tests.spark.support import IDENTITY
+from tests.unit.delta.test_small_files import s3 as s3
 from tests.unit.mirror.test_on_iceberg import (
     A,
     B,
     Log,
     answers,
+    behind_glue,
     behind_rest,
     compact,
     delete_a_row,
@@ -57,7 +62,7 @@ from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import write_progress
 from xidstream.pipeline.storage.storage import Storage
 
-assert behind_rest
+assert behind_glue and behind_rest
 SETTINGS = ErasureSettings(timeout_s=0.0, settle_s=0.0)
 LAYOUT = Layout(IDENTITY.system_identifier, IDENTITY.slot, "20260101T000000-a")
 LABEL = "public.a"
@@ -207,6 +212,37 @@ def test_a_file_that_was_replaced_within_the_hour_stays_though_the_run_has_expir
     assert stays and of_log(made.erase()) == stays
     monkeypatch.setattr(erasing, "_IN_USE", datetime.timedelta(0))
     assert of_log(made.erase()) == set()
+
+
+def test_in_a_bucket_no_object_has_the_row_either_and_readers_have_their_hour(
+    behind_glue: Log, tmp_path: Path
+) -> None:
+    made = Erased(behind_glue, tmp_path)
+    before = made.in_log()
+    client = boto3.client("s3", endpoint_url=os.environ["PYICEBERG_CATALOG__PROD__S3__ENDPOINT"])
+    bucket = made.log.table().location().split("/")[2]
+
+    def with_row() -> set[str]:
+        found = set()
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+            for key in (each["Key"] for each in page["Contents"] if each["Key"].endswith(".parquet")):
+                body = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+                rows = pq.read_table(pa.BufferReader(body)).to_pylist()  # some files are of other tables
+                if any(row.get("id") == 3 for row in rows):
+                    found.add(key.split("/", 2)[2])
+        return found
+
+    there = with_row()
+    assert {name.split("/")[0] for name in there} >= {"public__a"}
+    done = made.erase()
+    assert (done.n_rows, done.base_rows) == (3, 1)
+    assert made.in_log() == [row for row in before if row["id"] != 3]
+    copies = [copy.path for copy in done.copies if copy.path.endswith(".parquet")]
+    assert with_row() == there and len(copies) == len(there), "an hour for whoever reads"
+    done = made.erase(settings=replace(SETTINGS, at_once=True))
+    assert done.copies == () and done.finished_at is not None and with_row() == set()
+    refreshed(made.mirror)
+    assert all(ids and 3 not in ids for ids in made.moments().values())
 
 
 @pytest.mark.parametrize(
