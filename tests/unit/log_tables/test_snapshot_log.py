@@ -34,6 +34,8 @@ from xidstream.pipeline.errors import (
     XidstreamError,
 )
 from xidstream.pipeline.exchange import Batch, InlineMessages, Sealed, SlotIdentity, Tenure
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
+from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.erased_keys import parse_keys
 from xidstream.pipeline.log_tables.locations import Location
@@ -677,6 +679,33 @@ def test_a_crash_between_the_rows_of_a_group_and_its_lines_leaves_what_the_next_
     later = log_of(tmp_path, tenure=2)
     assert [later.commit(generation, None) for generation, _ in group] == [True] * 3
     assert told_rows(tmp_path) == {"public.t1": 1, "public.t2": 2, "public.t3": 3}
+
+
+def test_two_groups_at_the_same_time_are_taken_into_iceberg_tables_once_each(tmp_path: Path) -> None:
+    tables = IcebergTables(IcebergAddress.parse(f"{tmp_path}/lake/shop"), makes=True)
+    hold = Tenure(1, "epoch", 1, {}, Lsn(10**9))
+    log = SnapshotLog(
+        tables, "7/shop/orders", Ownership("7/shop/orders", "7/shop/orders/messages", "root", hold)
+    )
+    log.lines(True)
+
+    def taken(first: int) -> list[bool | XidstreamError]:
+        relations = [numbered(n) for n in range(first, first + 6)]
+        group = []
+        for relation, target in zip(
+            relations, log.targets([(each, Lsn(99)) for each in relations]), strict=True
+        ):
+            assert isinstance(target, SnapshotOutput)
+            files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
+            rows = [{"id": 1, "_change_type": "snapshot", "_commit_lsn": 99, "_seq": 0}]
+            files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
+            group.append((Generation(relation, 1, BOUNDS), files.close()))
+        return [*log.commit_together(group), *log.commit_together(group)]
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(taken, (1, 11))] == [[True] * 12] * 2
+    assert [line.state for line in log.lines(True)] == [GenerationState.FINISHED] * 12
+    tables.close()
 
 
 def test_a_table_of_a_group_that_was_altered_meanwhile_ends_with_its_line_and_the_others_stand(
