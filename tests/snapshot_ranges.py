@@ -58,6 +58,11 @@ class Snapshot:
         self.conform = Conform.of(placed.columns, placed.names)
         self.files: list[WrittenFile] = []
 
+    def beside(self, relation: RelationVersion, folder: Path) -> Snapshot:
+        """Another table under the same snapshot."""
+        source = PublishedSource(relation, "", None, (leaf_of(self.database, f'"{relation.table}"'),))
+        return Snapshot(self.database, source, self.name, folder)
+
     def task(self, pages: CtidRange) -> RangeTask:
         return RangeTask(self.source, self.name, pages)
 

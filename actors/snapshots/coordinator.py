@@ -35,6 +35,7 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Event,
     Failed,
     Retry,
+    Several,
 )
 from xidstream.pipeline.initial_copy.progress import ReadingRate, Sums, progress_of
 from xidstream.pipeline.initial_copy.retry_backoff import RetryBackoff
@@ -87,6 +88,8 @@ class SnapshotCoordinator:
         self._once = once
         self._survey = survey
         self._delivered = delivered
+        self._bytes_per_s = config.snapshot_bytes_per_s
+        """A limit for all readers together; 0 is none."""
         self._pause_s = _LOOK_S
         """Until the next look at the catalog."""
         self._tables = tables
@@ -211,8 +214,8 @@ class SnapshotCoordinator:
                 elif self._waits_for_log and time.monotonic() >= stream_s:
                     self._try_to(self._look_at_stream)
                     stream_s = time.monotonic() + _STREAM_LOOK_S
-                for relid in self._resting.wake(time.monotonic()):
-                    self._handle(Retry(relid))
+                if rested := self._resting.wake(time.monotonic()):
+                    self._handle(Several(tuple(map(Retry, rested))))
                 if time.monotonic() >= note_s:
                     note_s = time.monotonic() + _NOTE_S
                     self._rate.note(time.monotonic(), self.progress().n_bytes_read)
@@ -366,7 +369,8 @@ class SnapshotCoordinator:
 
     def _take(self, needs: Needs, surveyed: Surveyed, lines: SnapshotLines) -> None:
         if needs.wanted and self._course is None:
-            self._course = CopySchedule(self._steps.start_readers(wanted.source for wanted in needs.wanted))
+            n_readers = self._steps.start_readers(wanted.source for wanted in needs.wanted)
+            self._course = CopySchedule(n_readers, self._bytes_per_s)
         waits = [missing] if (missing := self._steps.missing_readers()) else []
         if writers := self._steps.waiting_for():
             waits.append(
@@ -379,8 +383,7 @@ class SnapshotCoordinator:
             self._notify(repair_refused(source, reason))
         for relid in (*needs.unwanted, *(source.relation.relid for source, _ in needs.refused)):
             self._handle(Dropped(relid))
-        for wanted in needs.wanted:
-            self._handle(wanted)
+        self._handle(Several(needs.wanted))
         self.is_complete = not needs.wanted and not (self._course is not None and self._course.tables)
         if self.is_complete and self._course is not None:
             self._course = None
@@ -443,8 +446,9 @@ class SnapshotCoordinator:
             event = event.event
         if self._course is None:
             return
-        if isinstance(event, Failed) and self._course.is_in_hand(event.relid, event.attempt):
-            self._resting.rest(event.relid, time.monotonic())
+        for each in event.events if isinstance(event, Several) else (event,):
+            if isinstance(each, Failed) and self._course.is_in_hand(each.relid, each.attempt):
+                self._resting.rest(each.relid, time.monotonic())
         for action in self._course.handle(event):
             if isinstance(action, Carry) and self._lines is not None:
                 self._lines.await_(action.bounds.valid_from)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.snapshot_tables import (
     Carrying,
@@ -47,11 +48,19 @@ class SinkTables:
     def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
         return self._on_sink(lambda tables: tables.target(relation, snapshot_lsn))
 
+    def targets(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
+        return self._on_sink(lambda tables: tables.targets(wanted))
+
     def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         return self._on_sink(lambda tables: tables.carry(carrying, target))
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
         return self._on_sink(lambda tables: tables.commit(generation, files))
+
+    def commit_together(
+        self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
+    ) -> list[bool | XidstreamError]:
+        return self._on_sink(lambda tables: tables.commit_together(taken))
 
     def discard(self, target: SnapshotOutput) -> None:
         self._on_sink(lambda tables: tables.discard(target))

@@ -6,6 +6,8 @@ may die, and the tables in hand lose a range at most. ``pipeline.postgres.table_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import renamed_columns
@@ -26,11 +28,17 @@ class SnapshotHolder:
     def hold(self, source: PublishedSource, wait_for_writers: bool, behind: Lsn) -> HeldSnapshot:
         return self._holder.hold(source, wait_for_writers=wait_for_writers, behind=behind)
 
-    def release(self, relid: int) -> None:
-        self._holder.release(relid)
+    def hold_together(self, sources: Sequence[PublishedSource], behind: Lsn) -> dict[int, HeldSnapshot]:
+        return self._holder.hold_together(sources, behind=behind)
+
+    def release(self, *relids: int) -> None:
+        self._holder.release(*relids)
 
     def confirm(self, relid: int, valid_from: Lsn) -> None:
         self._holder.confirm(relid, valid_from)
+
+    def confirm_together(self, relids: Sequence[int], valid_from: Lsn) -> list[int]:
+        return self._holder.confirm_together(relids, valid_from)
 
     def room_for(self, wanted: int) -> int:
         return self._holder.room_for(wanted)

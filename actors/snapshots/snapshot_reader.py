@@ -10,11 +10,13 @@ where the actor lives.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from xidstream.actors.runtime.allocator import keep_freed_memory
 from xidstream.actors.runtime.no_pandas import skip_pandas_import
 from xidstream.actors.runtime.secrets import take_up
+from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.postgres.login import login_of
@@ -50,6 +52,25 @@ class SnapshotReader:
         )
         files = reading.result()
         return tuple(files), sum(file.n_rows for file in files)
+
+    def read_together(
+        self,
+        tasks: Sequence[RangeTask],
+        bounds: SnapshotBounds,
+        targets: Sequence[SnapshotOutput],
+        bytes_per_s: int,
+    ) -> list[tuple[tuple[WrittenFile, ...], int] | XidstreamError]:
+        """The same of each of these ranges, which have one snapshot, or why it could not be read."""
+        from xidstream.pipeline.initial_copy.range_reading import RangeOutput
+
+        places = [(RangeOutput(each.table, each.directory), each.conform) for each in targets]
+        reading = self._thread.submit(
+            self._reader.read_together, tasks, bounds, places, bytes_per_s=bytes_per_s
+        )
+        return [
+            each if isinstance(each, XidstreamError) else (tuple(each), sum(file.n_rows for file in each))
+            for each in reading.result()
+        ]
 
     def cancel(self, snapshot_name: str) -> None:
         """Stop reading for a snapshot that was given up."""

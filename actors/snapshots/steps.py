@@ -7,6 +7,10 @@ it. After any other error the range is read again, if its reader was lost, or el
 alone is repeated here, until the sink answers: the rows are on disk, and the driver may be starting again. What an
 attempt that failed has written is removed.
 
+What is done for several small tables together ends as an event of each. Nothing that goes wrong there is judged: the
+table is left out, or has failed, and is taken alone then, where its error is judged. Only what ends the run, and a
+commit, are the same as with one table. A lost process or connection is nobody's fault: all are taken together again.
+
 A repair is carried when its range is read. Its table is let go of first: what it waits for then, the log, may take as
 long as the run lags. It holds nothing of the server meanwhile, and one repair after the other has Spark. Where nothing
 can be carried it is refused, and the request forgotten.
@@ -17,9 +21,11 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from xidstream.actors.runtime.ray_cluster import own_cpus
@@ -35,6 +41,7 @@ from xidstream.pipeline.errors import (
     SinkDiverged,
     SinkFailed,
     SnapshotInterrupted,
+    SnapshotLost,
     StorageFault,
     TableUnreadable,
     Unsupported,
@@ -51,16 +58,22 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Dropped,
     Failed,
     Hold,
+    LeftOut,
+    OneEvent,
     RangeRead,
     Read,
     ReaderLost,
     Release,
+    Several,
     SnapshotCommitted,
     TableHeld,
+    Together,
 )
 from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotOutput, SnapshotTables
+from xidstream.pipeline.pg import INVALID_LSN
+from xidstream.pipeline.postgres.table_holder import HeldSnapshot
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.modes import SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots
@@ -74,6 +87,8 @@ _T = TypeVar("_T")
 _LOST_WITH_ITS_RANGE = (ComponentLost, ConnectionLost, StorageFault)
 """After these errors of a read the range is read again. A snapshot that is gone shows as SnapshotLost when it is
 imported."""
+_NO_TABLES_FAULT = (*_LOST_WITH_ITS_RANGE, SnapshotLost)
+"""Of these errors no table of a group need be the cause."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _CARRY_PAUSE_S = 1.0
 """Between two questions whether the log answers by now: as often as the catalog is looked at for a proof."""
@@ -175,6 +190,8 @@ class SnapshotSteps:
             self._pool.submit(self._watched, self._carry, action, action.source.relation.relid)
         elif isinstance(action, CommitSnapshot):
             self._pool.submit(self._watched, self._commit, action, action.source.relation.relid)
+        elif isinstance(action, Together):
+            self._pool.submit(self._watched_together, action.actions)
         else:
             # At once: nobody reads for a later snapshot of this table yet.
             self._actors.cancel_reads(action.relid)
@@ -204,6 +221,35 @@ class SnapshotSteps:
         except BaseException as error:  # noqa: BLE001 - the supervisor raises it
             if not self._stop.is_set():
                 self._fail(error)
+
+    def _watched_together(self, actions: Sequence[Any]) -> None:
+        try:
+            if isinstance(actions[0], Hold):
+                self._hold_together(actions)
+            elif isinstance(actions[0], Read):
+                self._read_together(actions)
+            else:
+                self._commit_together(actions)
+        except XidstreamError as error:
+            if self._stop.is_set():
+                return
+            if (
+                isinstance(actions[0], CommitSnapshot)
+                and error.policy.action_of(logged_in=True) is Policy.STOP
+            ):
+                self._fail(error)
+                return
+            log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
+            self._report_lost([_without(action, error) for action in actions])
+        except BaseException as error:  # noqa: BLE001 - the supervisor raises it
+            if not self._stop.is_set():
+                self._fail(error)
+
+    def _report_lost(self, events: Sequence[OneEvent]) -> None:
+        """Some of them failed, perhaps. Whose range is read again waits a moment, as with one table."""
+        if any(isinstance(event, ReaderLost) for event in events):
+            self._stop.wait(_FIRST_PAUSE_S)
+        self._report(Several(tuple(events)))
 
     def _give_up(self, error: XidstreamError, action: Hold | Read | Carry | CommitSnapshot) -> None:
         """Go on without this snapshot."""
@@ -242,6 +288,65 @@ class SnapshotSteps:
             TableHeld(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges, only)
         )
 
+    def _hold_together(self, actions: Sequence[Hold]) -> None:
+        try:
+            events = self._held_together(actions)
+        except BaseException:
+            self._release_all([action.source.relation.relid for action in actions])
+            raise
+        self._report(Several(tuple(events)))
+
+    def _held_together(self, actions: Sequence[Hold]) -> list[OneEvent]:
+        for action in actions:
+            if (late := self._late.pop(action.source.relation.relid, None)) is not None:
+                self._discard(late)
+        sources = [action.source for action in actions if action.source.relation.clash is None]
+        behind = max(map(self._book.last_place, sources), default=INVALID_LSN)
+        held: dict[int, HeldSnapshot] = self._actors.hold("hold_together", sources, behind)
+        if any(self._book.may_lack(each.bounds) for each in held.values()):
+            self._release_all(list(held))  # a table that waits for its writers does so alone
+            held = {}
+        wanted = [(each.source.relation, each.bounds.place) for each in held.values()]
+        targets = dict(zip(held, self._tables.targets(wanted) if wanted else (), strict=True))
+        events: list[OneEvent] = []
+        for action in actions:
+            relid = action.source.relation.relid
+            one, target = held.get(relid), targets.get(relid)
+            if isinstance(target, XidstreamError):
+                self._release_all([relid])
+                events.append(_without(action, target))
+                continue
+            if one is not None and target is not None and one.bounds.whole_upto >= target.cut:
+                self._targets[action.attempt] = target
+                ranges = plan_ranges(one.source.leaves, by_range=one.by_range)
+                events.append(
+                    TableHeld(relid, action.attempt, one.source, one.snapshot_name, one.bounds, ranges)
+                )
+                continue
+            if one is not None:
+                self._release_all([relid])
+            if target is not None:
+                self._discard(target)
+            events.append(LeftOut(relid, action.attempt))
+        return events
+
+    def _read_together(self, actions: Sequence[Read]) -> None:
+        # One that was given up meanwhile has no place for its rows any more.
+        there = [(each, self._targets[each.attempt]) for each in actions if each.attempt in self._targets]
+        if not there:
+            return
+        tasks = [action.task for action, _ in there]
+        found = self._actors.read_together(tasks, there[0][0].bounds, [target for _, target in there])
+        events: list[OneEvent] = []
+        for (action, _), read in zip(there, found, strict=True):
+            relid = action.task.source.relation.relid
+            if isinstance(read, XidstreamError):
+                log.warning(of_error("snapshot_failed", f"snapshots: {read.message}", read))
+                events.append(_without(action, read))
+            else:
+                events.append(RangeRead(relid, action.attempt, action.task.range.number, *read))
+        self._report_lost(events)
+
     def _read(self, action: Read) -> None:
         files, n_rows = self._actors.read(action.task, action.bounds, self._targets[action.attempt])
         relid = action.task.source.relation.relid
@@ -252,11 +357,11 @@ class SnapshotSteps:
         lock."""
         relid = source.relation.relid
         self._actors.hold("confirm", relid, bounds.valid_from)
-        self._release(Release(relid))
-        self._until_done(lambda: self._end_former(source))
+        self._release_all([relid])
 
     def _carry(self, action: Carry) -> None:
         self._let_go(action.source, action.bounds)
+        self._until_done(lambda: self._end_former(action.source))
         relid, relation = action.source.relation.relid, action.source.relation
         first_seq = action.first_number << SEQ_BITS
         carrying = Carrying(relation, action.repair.number, action.bounds, action.only, first_seq)
@@ -299,16 +404,11 @@ class SnapshotSteps:
         self._report(Dropped(source.relation.relid))
 
     def _commit(self, action: CommitSnapshot) -> None:
-        relid = action.source.relation.relid
         if action.repair is None:
             self._let_go(action.source, action.bounds)
-        where = None if action.repair is None else action.repair.key_filter
-        last_number = self._last_number(action.source.name)
-        generation = self._until_done(
-            lambda: self._book.begin(action.source, action.bounds, last_number, where)
-        )
+        generation = self._begun(action)
         if generation is None:
-            raise SnapshotInterrupted(f"table {action.source.name} was altered while its rows were written")
+            raise _altered(action)
         try:
             while not self._until_done(lambda: self._tables.commit(generation, action.files)):
                 # A function has the table's rows only when its turn has come.
@@ -317,10 +417,62 @@ class SnapshotSteps:
         except SnapshotInterrupted:
             self._until_done(lambda: self._book.give_up(generation))
             raise
+        self._finish(action, generation)
+
+    def _finish(self, action: CommitSnapshot, generation: Generation) -> None:
         self._until_done(lambda: self._book.finish(generation))
-        event = SnapshotCommitted(relid, action.attempt)
+        self._targets.pop(action.attempt, None)
+        event = SnapshotCommitted(action.source.relation.relid, action.attempt)
         n_carried = None if action.repair is None else action.n_carried
         self._report(TableTaken(event, generation, action.n_rows, action.source.n_bytes, n_carried))
+
+    def _commit_together(self, actions: Sequence[CommitSnapshot]) -> None:
+        relids = [action.source.relation.relid for action in actions]
+        confirmed = self._actors.hold("confirm_together", relids, actions[0].bounds.valid_from)
+        self._release_all(relids)
+        left: list[tuple[CommitSnapshot, Generation]] = []
+        for action, relid in zip(actions, relids, strict=True):
+            if relid not in confirmed:
+                self._tell_failed(SnapshotLost(f"table {action.source.name} was not held to the end"), action)
+            elif (generation := self._begun(action)) is None:
+                self._tell_failed(_altered(action), action)
+            else:
+                left.append((action, generation))
+        while left:
+            taken = [(generation, action.files) for action, generation in left]
+            found = self._until_done(partial(self._tables.commit_together, taken))
+            again = []
+            for (action, generation), done in zip(left, found, strict=True):
+                if done is True:
+                    self._finish(action, generation)
+                elif isinstance(done, SnapshotInterrupted):
+                    self._until_done(partial(self._book.give_up, generation))
+                    self._tell_failed(done, action)
+                elif (
+                    isinstance(done, XidstreamError) and done.policy.action_of(logged_in=True) is Policy.STOP
+                ):
+                    raise _with_way_out(done, action)
+                else:
+                    if isinstance(done, XidstreamError):
+                        log.warning(
+                            of_error("snapshot_retried", f"snapshots: {done.message}; trying again", done)
+                        )
+                    again.append((action, generation))
+            left = again
+            if left and self._stop.wait(_FIRST_PAUSE_S):
+                raise ComponentLost("the run ends")
+
+    def _tell_failed(self, error: XidstreamError, action: CommitSnapshot) -> None:
+        log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
+        self._report(_without(action, error))
+
+    def _begun(self, action: CommitSnapshot) -> Generation | None:
+        """The generation that is about to be committed; None where the table was altered meanwhile."""
+        if action.repair is None:
+            self._until_done(lambda: self._end_former(action.source))
+        last_number = self._last_number(action.source.name)
+        where = None if action.repair is None else action.repair.key_filter
+        return self._until_done(lambda: self._book.begin(action.source, action.bounds, last_number, where))
 
     def _until_done(self, act: Callable[[], _T]) -> _T:
         """Repeat ``act`` until it succeeds. Raises what a person must see, SnapshotInterrupted, and ComponentLost when
@@ -339,11 +491,12 @@ class SnapshotSteps:
                     raise ComponentLost("the run ends") from error
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    def _release_all(self, relids: Sequence[int]) -> None:
+        with suppress(XidstreamError):  # they were lost, and their locks with them
+            self._actors.release(*relids)
+
     def _release(self, action: Release) -> None:
-        try:
-            self._actors.release(action.relid)
-        except XidstreamError:
-            pass  # it was lost, and its lock with it
+        self._release_all([action.relid])
         target = None if action.discarded is None else self._targets.pop(action.discarded, None)
         if target is not None:
             self._discard(target)
@@ -355,6 +508,20 @@ class SnapshotSteps:
             self._tables.discard(target)
         except XidstreamError as error:
             log.debug("what a snapshot wrote that failed is left to a vacuum: %s", error.message)
+
+
+def _altered(action: CommitSnapshot) -> SnapshotInterrupted:
+    return SnapshotInterrupted(f"table {action.source.name} was altered while its rows were written")
+
+
+def _without(action: Hold | Read | CommitSnapshot, error: XidstreamError) -> OneEvent:
+    """What becomes of a table of a group that has failed."""
+    relid = _source_of(action).relation.relid
+    if isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
+        return ReaderLost(relid, action.attempt, action.task.range.number)
+    if isinstance(error, _NO_TABLES_FAULT):
+        return Failed(relid, action.attempt, is_own=False)
+    return LeftOut(relid, action.attempt) if isinstance(action, Hold) else Failed(relid, action.attempt)
 
 
 def repair_refused(source: PublishedSource, reason: str) -> events.Event:

@@ -151,9 +151,10 @@ class DeltaTableWriter:
         about: TableMetadata = NOTHING_KNOWN,
         brought: Sequence[VersionSince] = (),
         kept: KeptTables | None = None,
+        marks: Mapping[str, int] = MappingProxyType({}),
     ) -> _Writer:
         """The table, made with ``columns`` where there is none; safe against a crash and against a race. ``kept``: as
-        ``open``."""
+        ``open``. ``marks``: versions (application id -> version) of a table that is made here."""
         found = cls.open(location, label, kept)
         if found is not None:
             return found
@@ -166,6 +167,7 @@ class DeltaTableWriter:
                 mode="ignore",
                 description=about.description or None,
                 configuration=properties,
+                commit_properties=CommitProperties(app_transactions=_transactions(marks)),
                 raise_if_key_not_exists=False,
                 storage_options=location.storage_options,
             )
@@ -382,7 +384,6 @@ class DeltaTableWriter:
 
         Raises SnapshotOutdated where nothing was committed, or where the answer is lost.
         """
-        transactions = [AppTransaction(app, version) for app, version in moved.items()]
         removes = mode != "append" or any(isinstance(action, RemoveAction) for action in actions)
         try:
             self._table.create_write_transaction(
@@ -392,7 +393,7 @@ class DeltaTableWriter:
                 partition_by=[],
                 commit_properties=CommitProperties(
                     custom_metadata=commit_metadata,
-                    app_transactions=transactions,
+                    app_transactions=_transactions(moved),
                     max_commit_retries=0 if removes else None,
                 ),
                 post_commithook_properties=_COMMITS_ALONE,
@@ -514,6 +515,10 @@ class DeltaTableWriter:
             # What others committed may be other properties.
             self._described = None
         self._log.flush_up_to(self.version)
+
+
+def _transactions(versions: Mapping[str, int]) -> list[AppTransaction]:
+    return [AppTransaction(application_id, version) for application_id, version in versions.items()]
 
 
 def _versions(found: Mapping[str, str | None], brought: Sequence[VersionSince], label: str) -> dict[str, str]:

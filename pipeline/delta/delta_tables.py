@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from xidstream.pipeline import events
@@ -99,8 +100,11 @@ class DeltaTables:
         columns: Sequence[TableColumn],
         about: TableMetadata,
         brought: Sequence[VersionSince] = (),
+        *,
+        marks: Mapping[str, int] = MappingProxyType({}),
     ) -> DeltaTableWriter:
-        writer = DeltaTableWriter.open_or_create(self.location.child(key), label, columns, about, brought)
+        location = self.location.child(key)
+        writer = DeltaTableWriter.open_or_create(location, label, columns, about, brought, marks=marks)
         return self._kept(key, writer)
 
     def together(self) -> None:

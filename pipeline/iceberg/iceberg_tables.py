@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from xidstream.pipeline.errors import SinkFailed
@@ -154,8 +155,11 @@ class IcebergTables:
         columns: Sequence[TableColumn],
         about: TableMetadata,
         brought: Sequence[VersionSince] = (),
+        *,
+        marks: Mapping[str, int] = MappingProxyType({}),
     ) -> IcebergTable:
-        """Raises as ``open``, and Unsupported where the catalog puts tables where no file can be linked or written."""
+        """A table is made without a snapshot, so it has no ``marks``. Raises as ``open``, and Unsupported where the
+        catalog puts tables where no file can be linked or written."""
         found = self.open(key, label)
         if found is not None:
             return found

@@ -12,9 +12,16 @@ A *repair* reads the rows of a key range alone. It is ``carrying`` between ``rea
 writes the other rows, from its own log (``pipeline.changelog.carrying``). Where another range is wanted meanwhile, or
 the whole table, what is in hand is given up, and the table begins anew when it is wanted the next time.
 
+Small tables are held, read and committed *together*, some at a time: one session of the holder, one snapshot, one
+transaction of one reader, one commit of their lines. What each costs by itself is more than its rows do. All of a group
+are locked until its last row is read, so a group is small, in tables and in bytes, and it waits for nobody: what is
+locked, or fails by itself, is left out (``LeftOut``, ``Failed``), and taken alone from then on, where waiting and
+errors are a table's own. Each table of a group has its own state and its own attempt. A group is no more than the
+actions of one kind that are due for its tables at the same moment (``Together``), so a table may leave it at any time.
+
 Small tables come first, so most tables are complete early. Those that need no wait for other writers come before all
-others, so that one open transaction does not keep the readers idle. At most ``n_readers`` tables are held at a time:
-each takes a connection, and keeps the server from cleaning up after its snapshot.
+others, so that one open transaction does not keep the readers idle. At most ``n_readers`` tables or groups are in hand
+at a time: each takes a connection, and keeps the server from cleaning up after its snapshot.
 
 Plain state: no clock, no thread, no server. ``actors.snapshots`` executes the actions and reports what came of them.
 Rejected: to plan all ranges of all tables at the start. The snapshots of the last tables would be hours old.
@@ -26,7 +33,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from xidstream.pipeline.account.snapshots import TableState
 from xidstream.pipeline.errors import UsageError
@@ -34,8 +41,13 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.key_filter import BoundComparison, Repair
 from xidstream.pipeline.snapshot.tables import CtidRange, PublishedSource, RangeTask
 
+MOST_TOGETHER: Final = 16
+"""Tables of a group. Nearly all that a group saves is saved by then, and its locks are held for less than a second."""
+SMALL_BYTES: Final = 512 << 10
+"""Of the server's files. A reader reads so much in a few milliseconds, and a table costs some ten without its rows."""
 _ATTEMPTS = itertools.count(1)
 """Unique in the process: what a thread still reports of an earlier course is known by its number."""
+_GROUPS = itertools.count(1)
 
 
 # -- events --------------------------------------------------------------------------------------------
@@ -63,6 +75,14 @@ class TableHeld:
     bounds: SnapshotBounds
     ranges: tuple[CtidRange, ...]
     only: tuple[BoundComparison, ...] = ()
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The table is not held with the others of its group, and nothing of it is kept."""
+
+    relid: int
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -103,10 +123,12 @@ class SnapshotCommitted:
 
 @dataclass(frozen=True)
 class Failed:
-    """The table's snapshot in hand is of no further use."""
+    """The table's snapshot in hand is of no further use. ``is_own``: whether it may have been the table's own fault. If
+    not, it is taken with others again."""
 
     relid: int
     attempt: int
+    is_own: bool = True
 
 
 @dataclass(frozen=True)
@@ -123,7 +145,28 @@ class Dropped:
     relid: int
 
 
-Event = Wanted | TableHeld | RangeRead | ReaderLost | Carried | SnapshotCommitted | Failed | Retry | Dropped
+OneEvent = (
+    Wanted
+    | TableHeld
+    | LeftOut
+    | RangeRead
+    | ReaderLost
+    | Carried
+    | SnapshotCommitted
+    | Failed
+    | Retry
+    | Dropped
+)
+
+
+@dataclass(frozen=True)
+class Several:
+    """Events of several tables at once: what is next is asked after all of them."""
+
+    events: tuple[OneEvent, ...]
+
+
+Event = OneEvent | Several
 
 
 # -- actions -------------------------------------------------------------------------------------------
@@ -178,7 +221,14 @@ class Release:
     discarded: int | None = None
 
 
-Action = Hold | Read | Carry | CommitSnapshot | Release
+@dataclass(frozen=True)
+class Together:
+    """For several tables of one group: all Hold, all Read, or all CommitSnapshot. Those to read have one snapshot."""
+
+    actions: tuple[Hold, ...] | tuple[Read, ...] | tuple[CommitSnapshot, ...]
+
+
+Action = Hold | Read | Carry | CommitSnapshot | Release | Together
 
 
 @dataclass
@@ -191,6 +241,10 @@ class TableCopy:
     repair: Repair | None = None
     state: TableState = TableState.WANTED
     attempt: int = 0
+    group: int = 0
+    """Tables that are in hand together have the same; 0 for one that is alone."""
+    is_alone: bool = False
+    """Whether it is to be taken alone: in a group it was left out, or failed."""
     held: TableHeld | None = None
     waiting: deque[CtidRange] = field(default_factory=deque)
     reading: dict[int, CtidRange] = field(default_factory=dict)
@@ -214,18 +268,21 @@ class TableCopy:
 
 
 class CopySchedule:
-    """``tables``: by relid; read it, and change it by ``handle`` alone."""
+    """``tables``: by relid; read it, and change it by ``handle`` alone. ``bytes_per_s``: what all readers may read; 0
+    for no limit. No group takes its reader longer than a second then."""
 
-    def __init__(self, n_readers: int) -> None:
+    def __init__(self, n_readers: int, bytes_per_s: int = 0) -> None:
         self._n_readers = n_readers
+        self._group_bytes = bytes_per_s // n_readers if bytes_per_s else MOST_TOGETHER * SMALL_BYTES
         self.tables: dict[int, TableCopy] = {}
 
     def handle(self, event: Event) -> list[Action]:
         """Take in what happened. Returns what to do now. Raises UsageError for what cannot have happened."""
-        actions = list(self._take(event))
+        events = event.events if isinstance(event, Several) else (event,)
+        actions = [action for each in events for action in self._take(each)]
         actions += self._reads()
         actions += self._holds()
-        return actions
+        return self._together(actions)
 
     def is_in_hand(self, relid: int, attempt: int) -> bool:
         """Whether this attempt at the table is the one that counts."""
@@ -234,7 +291,7 @@ class CopySchedule:
 
     # -- events ----------------------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> Iterator[Action]:
+    def _take(self, event: OneEvent) -> Iterator[Action]:
         if isinstance(event, Wanted):
             relid = event.source.relation.relid
             known = self.tables.get(relid)
@@ -266,6 +323,9 @@ class CopySchedule:
             return  # of a table that was given up, or is taken anew
         if isinstance(event, TableHeld):
             yield from self._held(table, event)
+        elif isinstance(event, LeftOut):
+            self._demand(table, TableState.HOLDING)
+            table.state, table.attempt, table.group, table.is_alone = TableState.WANTED, 0, 0, True
         elif isinstance(event, RangeRead):
             yield from self._range_read(table, event)
         elif isinstance(event, ReaderLost):
@@ -277,12 +337,12 @@ class CopySchedule:
             yield self._commit(table, event)
         elif isinstance(event, SnapshotCommitted):
             self._demand(table, TableState.COMMITTING)
-            del self.tables[event.relid]
-            yield Release(event.relid)
-        else:
+            del self.tables[event.relid]  # it was let go of before it was committed
+        elif isinstance(event, Failed):
             table.n_ranges_again += len(table.files) + len(table.reading)
             _forget(table)
-            table.state, table.attempt = TableState.RESTING, 0
+            table.is_alone |= event.is_own and table.group > 0
+            table.state, table.attempt, table.group = TableState.RESTING, 0, 0
             yield Release(event.relid, event.attempt)
 
     def _held(self, table: TableCopy, event: TableHeld) -> Iterator[Action]:
@@ -334,30 +394,97 @@ class CopySchedule:
     def _of(self, state: TableState) -> list[TableCopy]:
         return [table for table in self.tables.values() if table.state is state]
 
-    def _reads(self) -> Iterator[Action]:
-        tables = self._of(TableState.READING)
-        idle = self._n_readers - sum(len(table.reading) for table in tables)
-        for table in tables:
-            assert table.held is not None
+    def _reads(self) -> Iterator[Read]:
+        units = _units(self._of(TableState.READING))
+        idle = self._n_readers - sum(map(_n_reading, units))
+        for unit in units:
+            if unit[0].group:
+                # One reader reads all of a group.
+                if idle > 0 and not _n_reading(unit) and any(table.waiting for table in unit):
+                    idle -= 1
+                    for table in unit:
+                        while table.waiting:
+                            yield self._read(table)
+                continue
+            (table,) = unit
             while table.waiting and idle > 0:
                 idle -= 1
-                range_ = table.waiting.popleft()
-                table.reading[range_.number] = range_
-                task = RangeTask(table.source, table.held.snapshot_name, range_, table.held.only)
-                yield Read(task, table.held.bounds, table.attempt)
+                yield self._read(table)
 
-    def _holds(self) -> Iterator[Action]:
-        holding, reading = self._of(TableState.HOLDING), self._of(TableState.READING)
+    def _read(self, table: TableCopy) -> Read:
+        assert table.held is not None
+        range_ = table.waiting.popleft()
+        table.reading[range_.number] = range_
+        task = RangeTask(table.source, table.held.snapshot_name, range_, table.held.only)
+        return Read(task, table.held.bounds, table.attempt)
+
+    def _holds(self) -> Iterator[Hold]:
+        holding, reading = _units(self._of(TableState.HOLDING)), _units(self._of(TableState.READING))
         # Rows that wait for the sink count, too: they take place on a disk.
-        with_sink = self._of(TableState.CARRYING) + self._of(TableState.COMMITTING)
-        room = self._n_readers - len(holding) - len(reading) - len(with_sink)
-        queued = sum(len(table.waiting) + len(table.reading) for table in reading) + len(holding)
+        not_in_hand = (TableState.WANTED, TableState.RESTING)
+        in_hand = _units([table for table in self.tables.values() if table.state not in not_in_hand])
+        queued = len(holding) + sum(map(_n_queued, reading))
+        room = min(self._n_readers - len(in_hand), self._n_readers - queued)
         wanted = self._of(TableState.WANTED)
         wanted.sort(key=lambda table: (table.wait_for_writers, table.n_bytes, table.relid))
-        for table in wanted[: max(0, min(room, self._n_readers - queued))]:
-            table.state = TableState.HOLDING
-            table.attempt = next(_ATTEMPTS)
-            yield Hold(table.source, table.attempt, table.wait_for_writers, table.repair)
+        while wanted and room > 0:
+            unit = self._next_unit(wanted, room)
+            group = next(_GROUPS) if len(unit) > 1 else 0
+            for table in unit:
+                wanted.remove(table)
+                table.state, table.group, table.attempt = TableState.HOLDING, group, next(_ATTEMPTS)
+                yield Hold(table.source, table.attempt, table.wait_for_writers, table.repair)
+            room -= 1
+
+    def _next_unit(self, wanted: list[TableCopy], room: int) -> list[TableCopy]:
+        """The table that comes next, and those that are held with it. Where few are wanted, the readers share them."""
+        first = wanted[0]
+        unit, n_bytes = [first], first.n_bytes
+        if not self._is_small(first):
+            return unit
+        small = [table for table in wanted if self._is_small(table)]
+        for table in small[1 : min(MOST_TOGETHER, -(-len(small) // room))]:
+            n_bytes += table.n_bytes
+            if n_bytes > self._group_bytes:
+                break
+            unit.append(table)
+        return unit
+
+    def _is_small(self, table: TableCopy) -> bool:
+        """Whether it may be held with others. What waits for writers, or is many tables, waits for itself alone."""
+        may_wait = table.wait_for_writers or table.repair is not None or table.is_alone
+        return not may_wait and len(table.source.leaves) == 1 and table.n_bytes <= SMALL_BYTES
+
+    def _together(self, actions: list[Action]) -> list[Action]:
+        """The same, those of one kind and group as one."""
+        found: dict[object, list[Any]] = {}
+        for action in actions:
+            group = 0
+            if isinstance(action, Hold | Read | CommitSnapshot):
+                source = action.task.source if isinstance(action, Read) else action.source
+                table = self.tables.get(source.relation.relid)
+                group = 0 if table is None else table.group
+            found.setdefault((type(action), group) if group else id(action), []).append(action)
+        return [each[0] if len(each) == 1 else Together(tuple(each)) for each in found.values()]
+
+
+def _units(tables: list[TableCopy]) -> list[list[TableCopy]]:
+    """Groups, and tables that are alone."""
+    found: dict[tuple[int, int], list[TableCopy]] = {}
+    for table in tables:
+        found.setdefault((table.group, 0 if table.group else table.relid), []).append(table)
+    return list(found.values())
+
+
+def _n_reading(unit: list[TableCopy]) -> int:
+    """How many readers are busy with it."""
+    n_ranges = sum(len(table.reading) for table in unit)
+    return min(n_ranges, 1) if unit[0].group else n_ranges
+
+
+def _n_queued(unit: list[TableCopy]) -> int:
+    """How many readers it is enough for."""
+    return 1 if unit[0].group else len(unit[0].waiting) + len(unit[0].reading)
 
 
 def _forget(table: TableCopy) -> None:

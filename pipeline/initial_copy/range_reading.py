@@ -8,6 +8,9 @@ lock, and does not keep the server from cleaning up. ``cancel`` ends the range i
 was given up: else its reader would keep the table's lock for as long as the range takes. What fails or is cancelled
 leaves a connection that is closed, and the next ``read`` makes another one.
 
+Small tables of one snapshot are read one right after the other, in one transaction (``read_together``). One of them
+that cannot be read costs the others a new connection, and nothing else.
+
 Values come in binary where that can be decoded. A range that has a value which its native type cannot hold is read
 again with that column as text. The reader asks for the text at once from then on: most tables have no such value, and
 one that has some has them in most of its ranges.
@@ -29,6 +32,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -46,6 +50,9 @@ from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.tables import SEQ_BITS, RangeTask
 
 _LSN_COLUMN = "_commit_lsn"
+_LOCK_WAIT_MS, _LOCK_WAIT_TOGETHER_MS = 60_000, 200
+"""For who waits to alter the table that is read. One that has a ``lock_timeout`` has given up by then. The second one
+holds up other tables as well, so it is short."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,8 @@ class RangeReader:
         self._connection: RangeCopy | None = None
         self._snapshot_name: str | None = None
         """The name of the snapshot of the range in hand."""
+        self._begun: str | None = None
+        """The name of the snapshot of the connection's transaction; None between transactions."""
         self._as_text: dict[RelationVersion, frozenset[int]] = {}
         """The columns that are read as text, in tables with values that a native type cannot hold."""
 
@@ -102,20 +111,28 @@ class RangeReader:
         conform: Conform,
         *,
         bytes_per_s: int = 0,
+        lock_wait_ms: int = _LOCK_WAIT_MS,
+        ends: bool = True,
     ) -> list[WrittenFile]:
         """The finished, durable files with all rows of a range; none where it has no rows.
 
-        ``bytes_per_s``: how much of COPY's rows is read at most; 0 for no limit.
+        ``bytes_per_s``: how much of COPY's rows is read at most; 0 for no limit. ``lock_wait_ms``: for who waits to
+        alter the table. ``ends``: whether the transaction ends; else the next range is one of the same snapshot.
 
-        Raises SnapshotLost (also after ``cancel``), ConnectionLost, PoisonedChange (a value that cannot be delivered;
-        it names table and column), ColumnNameClash, PreconditionMissing (a privilege), and StorageFault.
+        Raises SnapshotLost (also after ``cancel``), SnapshotInterrupted, ConnectionLost, PoisonedChange (a value that
+        cannot be delivered; it names table and column), ColumnNameClash, PreconditionMissing (a privilege), and
+        StorageFault.
         """
         with self._lock:
             self._snapshot_name = task.snapshot_name
             self._cancelled.clear()
         reach("snapshot_range_reading")
         try:
-            files = self._copied(task, bounds, target, conform, ByteRateLimit(bytes_per_s, time.monotonic()))
+            pace = ByteRateLimit(bytes_per_s, time.monotonic())
+            files = self._copied(task, bounds, target, conform, pace, lock_wait_ms)
+            if ends:
+                self._connected().end()
+                self._begun = None
             with self._lock:
                 # From here on nobody cancels what this connection does.
                 self._snapshot_name = None
@@ -132,6 +149,32 @@ class RangeReader:
         reach("snapshot_range_written")
         return written
 
+    def read_together(
+        self,
+        tasks: Sequence[RangeTask],
+        bounds: SnapshotBounds,
+        targets: Sequence[tuple[RangeOutput, Conform]],
+        *,
+        bytes_per_s: int = 0,
+    ) -> list[list[WrittenFile] | XidstreamError]:
+        """What ``read`` returns, or raises, of each of these ranges, all of one snapshot."""
+        found: list[list[WrittenFile] | XidstreamError] = []
+        for i, (task, (target, conform)) in enumerate(zip(tasks, targets, strict=True)):
+            try:
+                files = self.read(
+                    task,
+                    bounds,
+                    target,
+                    conform,
+                    bytes_per_s=bytes_per_s,
+                    lock_wait_ms=_LOCK_WAIT_TOGETHER_MS,
+                    ends=i + 1 == len(tasks),
+                )
+                found.append(files)
+            except XidstreamError as error:
+                found.append(error)
+        return found
+
     def cancel(self, snapshot_name: str) -> None:
         """End the read in hand, if it is one of this snapshot. For another thread.
 
@@ -147,7 +190,7 @@ class RangeReader:
     def close(self) -> None:
         """End the snapshot's transaction and the connection."""
         with self._lock:
-            connection, self._connection = self._connection, None
+            connection, self._connection, self._begun = self._connection, None, None
         if connection is not None:
             connection.close()
 
@@ -166,6 +209,7 @@ class RangeReader:
         target: RangeOutput,
         conform: Conform,
         pace: ByteRateLimit,
+        lock_wait_ms: int,
     ) -> ParquetFiles:
         """The range in files that are still open. It is read again, into others, where a column of it must be text."""
         relation = task.source.relation
@@ -174,11 +218,20 @@ class RangeReader:
             files = ParquetFiles(target.table, directory, conform.schema, _LSN_COLUMN)
             as_text = self._as_text.get(relation) or text_columns(relation)
             try:
+                self._begin(task, lock_wait_ms)
                 self._copy(task, as_text, bounds, files, conform, pace)
                 return files
             except NotHeld as found:
                 self._as_text[relation] = as_text | found.columns
                 self.close()
+
+    def _begin(self, task: RangeTask, lock_wait_ms: int) -> None:
+        self._stop_if_cancelled(range_text(task))
+        connection = self._connected()
+        if self._begun != task.snapshot_name:
+            connection.begin(task.snapshot_name)
+            self._begun = task.snapshot_name
+        connection.lock(task, lock_wait_ms)
 
     def _copy(
         self,
@@ -190,12 +243,9 @@ class RangeReader:
         pace: ByteRateLimit,
     ) -> None:
         relation, where = task.source.relation, range_text(task)
-        self._stop_if_cancelled(where)
-        connection = self._connected()
-        connection.begin(task.snapshot_name)
         n_rows = 0
         self._stop_if_cancelled(where)
-        for rows in connection.blocks(task, as_text):
+        for rows in self._connected().blocks(task, as_text):
             first_seq = (task.range.number << SEQ_BITS) + n_rows
             read_bytes = len(rows.payload)
             n_rows += len(rows.lengths)
@@ -216,7 +266,6 @@ class RangeReader:
             del batch
             self._cancelled.wait(pace.spent(read_bytes, time.monotonic()))
             self._stop_if_cancelled(where)
-        connection.end()
 
     def _stop_if_cancelled(self, where: str) -> None:
         if self._cancelled.is_set():

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xidstream.pipeline.errors import StorageFault, Unsupported
+from xidstream.pipeline.errors import StorageFault, Unsupported, XidstreamError
 from xidstream.pipeline.log_tables.attempt_files import remove
 from xidstream.pipeline.log_tables.columns import Conform, map_columns
 from xidstream.pipeline.log_tables.locations import Location
@@ -110,6 +110,9 @@ class StagedSnapshots:
             Conform.of(mapping.columns, mapping.names),
         )
 
+    def targets(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
+        return [self.target(*each) for each in wanted]
+
     def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         raise Unsupported("a function has no log that rows could be carried over from")
 
@@ -127,6 +130,11 @@ class StagedSnapshots:
                 paths = [f"{self._layout.snapshot_rows_prefix}/{file.path}" for file in files]
                 self._waiting.put(_Waiting(generation, paths))
         return False
+
+    def commit_together(
+        self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
+    ) -> list[bool | XidstreamError]:
+        return [self.commit(*each) for each in taken]
 
     def discard(self, target: SnapshotOutput) -> None:
         """Remove what an attempt wrote that has failed."""

@@ -102,18 +102,30 @@ class GenerationLines:
 
         return guarded(self._tables, locations.SNAPSHOTS, read)
 
-    def add(self, row: dict[str, Any], ended: dict[str, Any] | None) -> None:
-        """The line of a generation that has finished, and in the same commit the one that ends it at once."""
-        table, version = row["table"], 2 * row["generation"]
-        if ended is None:
-            self._add(table, version, lambda writer: [row], self._last)
-            return
-        line_id = self._line_id(table)
+    def add(self, lines: Sequence[tuple[dict[str, Any], dict[str, Any] | None]]) -> None:
+        """The lines of generations that have finished, of a table each, and of those that end at once the line that
+        says so, in one commit. A line that is there already is left out."""
 
-        def rows(writer: LogTableWriter) -> list[dict[str, Any]]:
-            return [ended] if writer.watermark(line_id) >= version else [row, ended]
+        def add() -> None:
+            # It may be older than the table is: no row of it is looked at.
+            writer = self._last.pop() if self._last else self._opened()
+            assert writer is not None
+            rows: list[dict[str, Any]] = []
+            versions: dict[str, int] = {}
+            for row, ended in lines:
+                line_id, finished = self._line_id(row["table"]), 2 * row["generation"]
+                told, version = writer.watermark(line_id), finished + (ended is not None)
+                if told >= version:
+                    continue
+                rows += [row] if told < finished else []
+                rows += [] if ended is None else [ended]
+                versions[line_id] = version
+            if versions:
+                self._append(writer, rows, versions)
+                reach("snapshot_told")
+            self._last.append(writer)
 
-        self._add(table, version + 1, rows, self._last)
+        guarded(self._tables, locations.SNAPSHOTS, add)
 
     def end(self, line: GenerationLine, reason: str, until: Callable[[], int]) -> None:
         """Add the line that says why the generation has ended, and up to where it stands."""
@@ -166,19 +178,15 @@ class GenerationLines:
         table: str,
         version: int,
         make: Callable[[LogTableWriter], list[dict[str, Any]]],
-        opened: deque[LogTableWriter] | None = None,
     ) -> None:
-        """``opened``: what may be older than the table is, where ``make`` needs no rows of others."""
 
         def add() -> None:
-            writer = opened.pop() if opened else self._opened()
+            writer = self._opened()
             assert writer is not None
             line_id = self._line_id(table)
             if writer.watermark(line_id) < version:
                 self._append(writer, make(writer), {line_id: version})
                 reach("snapshot_told")
-            if opened is not None:
-                opened.append(writer)
 
         guarded(self._tables, locations.SNAPSHOTS, add)
 

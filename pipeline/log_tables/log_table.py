@@ -154,8 +154,11 @@ class LogTables(Protocol):
         columns: Sequence[TableColumn],
         about: TableMetadata,
         brought: Sequence[VersionSince] = (),
+        *,
+        marks: Mapping[str, int] = MappingProxyType({}),
     ) -> LogTableWriter:
-        """The table, made with ``columns`` where there is none; safe against a crash and against a race."""
+        """The table, made with ``columns`` where there is none; safe against a crash and against a race. ``marks``:
+        versions that a table which is made here has from its beginning, where the format can do that."""
         ...
 
     def together(self) -> Together | None:

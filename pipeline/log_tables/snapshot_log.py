@@ -5,7 +5,8 @@ table's snapshot is complete. Then one commit names them all, under an applicati
 id>/snapshot``, whose version is the generation's number): the slot's own watermark is above their place by then, and
 its rule would drop them. The line in ``_snapshots`` comes after it, under an application id of the table's
 (``<application id>/snapshot/<directory>``). So each of the two commits is made once, however often it is asked for. A
-fold takes no notice of rows that no line names.
+fold takes no notice of rows that no line names. Of small tables that are taken together one commit adds all lines: it
+costs as much as one for each, and the rows' commits are those of different tables.
 
 A snapshot that was read while keys were erased from the table (``erased_rows``) may have their rows, and is taken
 again.
@@ -34,9 +35,11 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Final, TypeVar
 
-from xidstream.pipeline.errors import SnapshotInterrupted, Unsupported
+from xidstream.pipeline.errors import SnapshotInterrupted, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.attempt_files import missing, remove
@@ -61,6 +64,10 @@ from xidstream.pipeline.settings.credentials import holds_secret_option
 from xidstream.pipeline.snapshot.ddl import Ddl, KnownDdl, Witnessed
 from xidstream.pipeline.snapshot.generation import Generation
 
+_One = TypeVar("_One")
+_T = TypeVar("_T")
+_AT_A_TIME: Final = 4
+"""Tables of a group."""
 Carry = Callable[[str, Carrying, SnapshotOutput], tuple[WrittenFile, ...] | None]
 """``SnapshotTables.carry``, given the application id."""
 
@@ -106,7 +113,9 @@ class SnapshotLog:
             columns = () if found is None else found.columns
             mapping = map_columns(columns, contract_schema(relation), self._tables.rules)
             brought = [VersionSince(self._application_id, snapshot_lsn, relation, mapping.targets)]
-            writer = found or self._tables.open_or_create(key, relation.name, mapping.columns, about, brought)
+            writer = found or self._tables.open_or_create(
+                key, relation.name, mapping.columns, about, brought, marks=self._ownership.marks
+            )
             if holds_secret_option(writer.location.storage_options or {}):
                 raise Unsupported(
                     "snapshots are read by Ray's actors, to which no credentials are sent: storage_options hold some",
@@ -125,6 +134,9 @@ class SnapshotLog:
             return SnapshotOutput(writer.location, f"snapshot-{uuid.uuid4().hex}", conform, key, cut)
 
         return guarded(self._tables, relation.name, prepare)
+
+    def targets(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
+        return _each(lambda one: self.target(*one), wanted)
 
     def is_being_taken(self, key: str) -> bool:
         """Whether a snapshot of the table with this key was begun here, and not committed or given up."""
@@ -161,13 +173,35 @@ class SnapshotLog:
         return guarded(self._tables, name, carried)
 
     def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
-        """Name the files, unless this generation's were named before, and add its line.
+        n_rows = self._commit_rows(generation, files)
+        if n_rows is not None:
+            self._tell([(generation, n_rows)])
+        return n_rows is not None
 
-        With None nothing is named: returns False where the generation's files were not named before. Where a file is
+    def commit_together(
+        self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
+    ) -> list[bool | XidstreamError]:
+        """The rows of each table are a commit of its own, and the lines of all are one."""
+        found = _each(lambda one: self._commit_rows(*one), taken)
+        named: list[tuple[Generation, int]] = []
+        answers: list[bool | XidstreamError] = []
+        for (generation, _), n_rows in zip(taken, found, strict=True):
+            if isinstance(n_rows, XidstreamError):
+                answers.append(n_rows)
+                continue
+            answers.append(n_rows is not None)
+            if n_rows is not None:
+                named.append((generation, n_rows))
+        if named:
+            self._tell(named)
+        return answers
+
+    def _commit_rows(self, generation: Generation, files: Sequence[WrittenFile] | None) -> int | None:
+        """Name the files, unless this generation's were named before. Returns how many rows they have.
+
+        With None nothing is named: returns None where the generation's files were not named before. Where a file is
         gone, nothing is named either, and SnapshotInterrupted raised: take the snapshot again. A later snapshot
         of the table has a higher place, so what a run that was taken over has named is never taken for this one.
-
-        The generation of a table that was parked meanwhile, or altered, ends in the same commit.
         """
         key = self._tables.key_of(generation.relation.schema, generation.relation.table)
         rows_id, place = f"{self._application_id}/snapshot", int(generation.bounds.place)
@@ -209,19 +243,27 @@ class SnapshotLog:
             reach("snapshot_committed")
             return _n_rows(files, writer, place)
 
-        n_rows = guarded(self._tables, generation.name, commit_rows)
-        if n_rows is None:
-            return False
+        return guarded(self._tables, generation.name, commit_rows)
+
+    def _tell(self, taken: Sequence[tuple[Generation, int]]) -> None:
+        """Add the lines of generations whose rows are named. One of a table that was parked meanwhile, or altered, ends
+        in the same commit."""
+        lines, ended = [], []
         with self._parking:
-            row = row_of(generation, n_rows)
-            parks = (park_spoiler(each).ended(row, self._marks.proven) for each in self._parked.values())
-            ddl = (ddl_spoiler(each).ended(row, self._marks.proven) for each in self._ddl)
-            parked, altered = (next((row for row in rows if row is not None), None) for rows in (parks, ddl))
-            self._lines.add(row, parked or altered)
-            if altered is not None and parked is None:
-                self._ended.append(ended_of(altered))
-        self._taken.discard(key)
-        return True
+            for generation, n_rows in taken:
+                row = row_of(generation, n_rows)
+                parks = (park_spoiler(each).ended(row, self._marks.proven) for each in self._parked.values())
+                ddl = (ddl_spoiler(each).ended(row, self._marks.proven) for each in self._ddl)
+                parked, altered = (
+                    next((row for row in rows if row is not None), None) for rows in (parks, ddl)
+                )
+                lines.append((row, parked or altered))
+                if altered is not None and parked is None:
+                    ended.append(ended_of(altered))
+            self._lines.add(lines)
+            self._ended += ended
+        for generation, _ in taken:
+            self._taken.discard(self._tables.key_of(generation.relation.schema, generation.relation.table))
 
     def clean(self) -> None:
         """Files that no commit names are no rows, and go with a vacuum."""
@@ -325,6 +367,19 @@ class SnapshotLog:
             if any(each.concerns(relid) for each in spoilers for relid in relids):
                 ended += self._lines.end_spoiled(table, spoilers, self._marks.proven)
         return ended
+
+
+def _each(act: Callable[[_One], _T], several: Sequence[_One]) -> list[_T | XidstreamError]:
+    """What ``act`` returns, or raises, of each of these: some at a time, as each waits for a disk or a store."""
+
+    def tried(one: _One) -> _T | XidstreamError:
+        try:
+            return act(one)
+        except XidstreamError as error:
+            return error
+
+    with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="snapshot-log") as threads:
+        return list(threads.map(tried, several))
 
 
 def _n_rows(files: Sequence[WrittenFile] | None, writer: LogTableWriter, place: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.log_tables.columns import Conform
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
@@ -87,6 +88,9 @@ class SnapshotTables(Protocol):
     def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
         """Where the files of a table are to be written, whose snapshot is at ``snapshot_lsn``."""
 
+    def targets(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
+        """``target`` for each of these, or why there is none."""
+
     def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         """Write the rows of a generation that a repair does not read to files of the next one. None where the log does
         not answer at its snapshot yet: ask again. It may be asked for again after a failure, too.
@@ -97,6 +101,11 @@ class SnapshotTables(Protocol):
         """Take the rows, once, however often it is asked for. Whether the sink has them: if not, ask again.
 
         With None nothing is taken: whether a crash left the generation's rows in the sink. Then it has a line now."""
+
+    def commit_together(
+        self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
+    ) -> list[bool | XidstreamError]:
+        """``commit`` for each of these, of several tables, or why one failed. What they have in common is done once."""
 
     def discard(self, target: SnapshotOutput) -> None:
         """Remove what an attempt wrote that has failed."""

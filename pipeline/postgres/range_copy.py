@@ -44,6 +44,7 @@ from xidstream.pipeline.errors import (
     ConnectionLost,
     PoisonedChange,
     ProtocolViolation,
+    SnapshotInterrupted,
     SnapshotLost,
     TableUnreadable,
     XidstreamError,
@@ -245,6 +246,26 @@ class RangeCopy:
             if report.sqlstate in ("22023", "42704", "55000"):
                 raise SnapshotLost(f"{doing}: {report.message} (SQLSTATE {report.sqlstate})")
             raise from_report(report, doing)
+
+    def lock(self, task: RangeTask, wait_ms: int) -> None:
+        """Lock the range's table as COPY does, and wait no longer than this for it.
+
+        The snapshot's holder has the table locked already. So whoever is in the way waits for the holder, which waits
+        for this reader, and the server knows nothing of that. Raises SnapshotInterrupted then."""
+        doing, leaf = range_text(task), task.range.leaf
+        name = f"{quote_identifier(leaf.schema)}.{quote_identifier(leaf.table)}"
+        result = self._execute(
+            f"SET LOCAL lock_timeout = {wait_ms}; LOCK TABLE ONLY {name} IN ACCESS SHARE MODE; "
+            "SET LOCAL lock_timeout = 0",
+            doing,
+        )
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            report = ServerReport.of(result)
+            if report.sqlstate == "55P03":
+                raise SnapshotInterrupted(
+                    f"{doing}: somebody waits to alter or truncate the table: it goes first"
+                )
+            raise self._failure(report, doing)
 
     def end(self) -> None:
         """End the transaction, and with it the locks, and what keeps the server from cleaning up."""

@@ -14,10 +14,15 @@
    (``pg_relation_filenode``). They differ if a rewrite came between snapshot and lock: an older snapshot would read no
    rows there, without an error. The lock alone keeps that from happening; this is its proof.
 
-Each table has a session of its own, in an open transaction, until ``release``. The server ends the snapshot with the
-session, and readers that have imported it go on alone. While a table is held, an ALTER TABLE waits, and all that comes
-after that ALTER TABLE waits with it. (``lock_timeout`` in the session of the ALTER TABLE is the remedy.) The other way
-round, a table that somebody has locked is asked for again and again, a while each time.
+Each table has a session of its own, in an open transaction, until ``release``. Small ones share one
+(``hold_together``): the steps are the same, for all of them at once, and the session stays until the last of them is
+released. It waits for no lock. A session that has some tables locked, and waits for another one's owner, who waits for
+one of these, is a deadlock, and the server may end either of them. So what is not to be had at once is left out.
+
+The server ends the snapshot with the session, and readers that have imported it go on alone. While a table is held, an
+ALTER TABLE waits, and all that comes after that ALTER TABLE waits with it. (``lock_timeout`` in the session of the
+ALTER TABLE is the remedy.) The other way round, a table that somebody has locked is asked for again and again, a while
+each time.
 
 ``hold`` may be called by several threads, for different tables. All waiting ends when ``close`` is called.
 
@@ -25,15 +30,16 @@ On a standby a snapshot's ids tell nothing (``pg_current_snapshot`` shows no run
 how far it has replayed. A run's snapshots need the ids, so they are refused there. A verification does without them
 (``pipeline.changelog.moment``), and asks for a holder ``of_standby``.
 
-Rejected: one session for all tables, because a snapshot lives as long as its transaction, and cleaning up of all tables
-would wait for the last; and waiting for all open transactions, as PostgreSQL's slots do, because some never end.
+Rejected: one session for all tables, large ones among them, because a snapshot lives as long as its transaction, and
+cleaning up of all tables would wait for the last; and waiting for all open transactions, as PostgreSQL's slots do,
+because some never end.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -194,7 +200,7 @@ class TableHolder:
                         self._check_wanted(relid, waiting)
                         previous, self._sessions[relid] = self._sessions.get(relid), session
                     if previous is not None:
-                        previous.close()
+                        self._end_unused([previous])
                     return held
                 except BaseException:
                     session.close()
@@ -203,13 +209,66 @@ class TableHolder:
             with self._guard:
                 self._waiting.pop(relid, None)
 
-    def release(self, relid: int) -> None:
-        """Let go of a table's lock and snapshot, and give up to take them. Nothing happens if it is not held."""
+    def hold_together(
+        self, sources: Sequence[PublishedSource], *, behind: Lsn = INVALID_LSN
+    ) -> dict[int, HeldSnapshot]:
+        """Take one snapshot of all of these tables, and keep it until each of them is released. By relid.
+
+        Nobody is waited for, and a table that cannot be held now, for whatever reason, is not among them: ``hold`` it
+        alone, which says why. ``behind``: as there. Raises what ``hold`` raises where that concerns all.
+        """
+        doing = f"the snapshot of {len(sources)} tables"
+        relids = [source.relation.relid for source in sources]
+        call = object()
         with self._guard:
-            self._wanted.pop(relid, None)
-            session = self._sessions.pop(relid, None)
-        if session is not None:
-            session.close()
+            self._wanted |= dict.fromkeys(relids, call)
+        with self._observing(doing, len(sources)) as observer:
+            session = self._session(doing)
+            try:
+                with _reported(doing):
+                    locked = _lock_at_once(session, _readable(observer, sources))
+                    locked = self._unchanged(observer, locked)
+                    checkpoint = _checkpoint(observer)
+                    locked_lsn = _wal_end(observer, self._wal_end)
+                    if locked_lsn.before.before <= behind:
+                        observer.execute("SELECT txid_current()")
+                        locked_lsn = _wal_end(observer, self._wal_end)
+                    leaves = [leaf for source in locked for leaf in source.leaves]
+                    name, bounds, rewritten = _take(session, leaves, locked_lsn, self._wal_end)
+                    locked = [each for each in locked if not rewritten.intersection(each.leaves)]
+                    locked = self._unchanged(observer, locked)
+                bounds, by_range = bounds.knowing(checkpoint), observer.info.server_version >= PG14
+                held = {each.relation.relid: HeldSnapshot(name, bounds, each, by_range) for each in locked}
+                with self._guard:
+                    is_over = self._closed.is_set()
+                    held = {
+                        relid: each
+                        for relid, each in held.items()
+                        if self._wanted.get(relid) is call and not is_over
+                    }
+                    previous = [self._sessions.pop(relid) for relid in held if relid in self._sessions]
+                    self._sessions |= dict.fromkeys(held, session)
+                self._end_unused([*previous, session])
+                return held
+            except BaseException:
+                session.close()
+                raise
+
+    def release(self, *relids: int) -> None:
+        """Let go of tables' locks and snapshots, and give up to take them. Nothing happens if one is not held."""
+        with self._guard:
+            for relid in relids:
+                self._wanted.pop(relid, None)
+            sessions = [self._sessions.pop(relid) for relid in relids if relid in self._sessions]
+        self._end_unused(sessions)
+
+    def _end_unused(self, sessions: Iterable[psycopg.Connection[Any]]) -> None:
+        """End those that hold no table any more."""
+        with self._guard:
+            used = set(map(id, self._sessions.values()))
+        for session in sessions:
+            if id(session) not in used:
+                session.close()
 
     def close(self) -> None:
         """Release all, and end all waiting."""
@@ -265,13 +324,26 @@ class TableHolder:
             if self._closed.wait(_POLL_S):
                 raise SnapshotLost("the holder of snapshots was closed")
 
+    def confirm_together(self, relids: Sequence[int], valid_from: Lsn) -> list[int]:
+        """``confirm`` for tables with one snapshot. Returns those that were held all the time; the others are to be
+        taken anew."""
+        with self._guard:
+            sessions = {relid: self._sessions[relid] for relid in relids if relid in self._sessions}
+        lost: set[int] = set()
+        for first in {id(session): relid for relid, session in sessions.items()}.values():
+            try:
+                self.confirm(first, valid_from)
+            except SnapshotLost:
+                lost.add(id(sessions[first]))
+        return [relid for relid, session in sessions.items() if id(session) not in lost]
+
     def room_for(self, wanted: int) -> int:
         """How many of ``wanted`` further connections the server has room for; at least one."""
         with sql_connection(self._dsn, "the server's connections") as connection:
             return room_for(connection, wanted)
 
     @contextmanager
-    def _observing(self, doing: str) -> Iterator[psycopg.Connection[Any]]:
+    def _observing(self, doing: str, n_tables: int = 1) -> Iterator[psycopg.Connection[Any]]:
         """``sql_connection``, by the connection of an earlier table where that is idle, and still lives."""
         with self._guard:
             observer = self._observers.pop() if self._observers else None
@@ -284,8 +356,8 @@ class TableHolder:
             with translated(doing):
                 yield observer
             with self._guard:
-                self._n_asked += 1
-                is_old = self._n_asked % _RENEWED_AFTER == 0
+                before, self._n_asked = self._n_asked, self._n_asked + n_tables
+                is_old = self._n_asked // _RENEWED_AFTER > before // _RENEWED_AFTER
                 if len(self._observers) < _MOST_IDLE and not is_old and not self._closed.is_set():
                     self._observers.append(observer)
                     observer = None
@@ -315,6 +387,18 @@ class TableHolder:
             reason = reason_it_ended(signature_of(source), now) or "its definition changed"
             raise SnapshotInterrupted(f"table {source.name} changed before its snapshot: {reason}")
         return now
+
+    def _unchanged(
+        self, observer: psycopg.Connection[Any], sources: Sequence[PublishedSource]
+    ) -> list[PublishedSource]:
+        """As ``_again``, those of these that are what they were."""
+        relids = [source.relation.relid for source in sources]
+        found = survey(observer, self._publications, within=relids, column_names=self._column_names)
+        now = {each.relation.relid: each for each in found}
+        asked = ((source, now.get(source.relation.relid)) for source in sources)
+        return [
+            each for source, each in asked if each is not None and _definition(each) == _definition(source)
+        ]
 
     def _check_wanted(self, relid: int, call: object) -> None:
         """Raises SnapshotLost where the holder was closed, or the table released since ``call`` began."""
@@ -385,6 +469,50 @@ def _check_access(observer: psycopg.Connection[Any], source: PublishedSource, of
             )
 
 
+def _readable(observer: psycopg.Connection[Any], sources: Sequence[PublishedSource]) -> list[PublishedSource]:
+    """Those that the role may read. Raises Unsupported on a standby."""
+    if is_standby(observer):
+        raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
+    locked = [relid for source in sources for relid in source.locked]
+    lacking = {access.name for access in access_to(observer, locked) if access.lacks is not None}
+    return [each for each in sources if lacking.isdisjoint([each.name, *map(_leaf_text, each.leaves)])]
+
+
+def _lock_at_once(
+    session: psycopg.Connection[Any], sources: Sequence[PublishedSource]
+) -> list[PublishedSource]:
+    """Lock those that nobody keeps, or waits to have."""
+    try:
+        if sources:
+            session.execute(_lock_statement(sources, " NOWAIT"))
+        return list(sources)
+    except psycopg.errors.OutOfMemory:
+        raise
+    except psycopg.Error:
+        session.execute("ROLLBACK")
+        session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+    locked = []
+    for source in sources:
+        session.execute("SAVEPOINT one")
+        try:
+            session.execute(_lock_statement([source], " NOWAIT"))
+            locked.append(source)
+        except psycopg.Error:
+            session.execute("ROLLBACK TO one")
+        session.execute("RELEASE one")
+    return locked
+
+
+def _lock_statement(sources: Sequence[PublishedSource], nowait: str = "") -> bytes:
+    names: dict[tuple[str, str], None] = {}
+    for source in sources:
+        names[source.relation.schema, source.relation.table] = None
+        names |= dict.fromkeys((leaf.schema, leaf.table) for leaf in source.leaves)
+    # With ONLY, because a partition that was attached since would be locked without a check of what it is.
+    tables = ", ".join(f"ONLY {quote_identifier(s)}.{quote_identifier(t)}" for s, t in names)
+    return f"LOCK TABLE {tables} IN ACCESS SHARE MODE{nowait}".encode()
+
+
 def _lock(
     session: psycopg.Connection[Any],
     observer: psycopg.Connection[Any],
@@ -392,16 +520,10 @@ def _lock(
     lock_timeout_ms: int,
     waiting: _Waiting,
 ) -> None:
-    relation = source.relation
-    names = dict.fromkeys(
-        [(relation.schema, relation.table), *((leaf.schema, leaf.table) for leaf in source.leaves)]
-    )
-    # With ONLY, because a partition that was attached since would be locked without a check of what it is.
-    tables = ", ".join(f"ONLY {quote_identifier(s)}.{quote_identifier(t)}" for s, t in names)
     while True:
         session.execute(f"SET LOCAL lock_timeout = {lock_timeout_ms}".encode())
         try:
-            session.execute(f"LOCK TABLE {tables} IN ACCESS SHARE MODE".encode())
+            session.execute(_lock_statement([source]))
             break
         except psycopg.errors.LockNotAvailable:
             session.execute("ROLLBACK")
@@ -443,19 +565,27 @@ def take(
 ) -> tuple[str, SnapshotBounds]:
     """The snapshot of ``session``'s transaction, which has the table locked: its name, and what it contains.
     ``locked_lsn`` is B. Raises SnapshotInterrupted if the snapshot is older than a file of the table."""
+    name, bounds, rewritten = _take(session, source.leaves, locked_lsn, wal_end)
+    if rewritten:
+        raise SnapshotInterrupted(
+            f"table {_leaf_text(min(rewritten, key=_leaf_text))} was rewritten or dropped as its snapshot was taken"
+        )
+    return name, bounds
+
+
+def _take(
+    session: psycopg.Connection[Any], leaves: Sequence[Leaf], locked_lsn: Lsn, wal_end: str
+) -> tuple[str, SnapshotBounds, set[Leaf]]:
+    """As ``take``, and the tables that have another file than their snapshot knows."""
     is_new = session.info.server_version >= PG13
     snapshot = "pg_current_snapshot" if is_new else "txid_current_snapshot"
     query = _TAKE.format(snapshot=snapshot, wal_end=wal_end)
-    row = session.execute(query.encode(), ([leaf.relid for leaf in source.leaves],)).fetchone()
+    row = session.execute(query.encode(), ([leaf.relid for leaf in leaves],)).fetchone()
     assert row is not None
     snapshot, name, after, taken_at_us, in_place = row
-    rewritten = [leaf for leaf in source.leaves if leaf.relid not in (in_place or ())]
-    if rewritten:
-        raise SnapshotInterrupted(
-            f"table {_leaf_text(rewritten[0])} was rewritten or dropped as its snapshot was taken"
-        )
+    rewritten = {leaf for leaf in leaves if leaf.relid not in (in_place or ())}
     xmin, xmax, xip = snapshot.split(":")
-    return name, SnapshotBounds(
+    bounds = SnapshotBounds(
         # Both positions are where a commit may begin (``pipeline.snapshot.bounds``).
         place=locked_lsn.before.before,
         valid_from=Lsn.parse(after).before,
@@ -464,6 +594,7 @@ def take(
         xip=tuple(sorted(int(xid) for xid in xip.split(",") if xid)),
         taken_at_us=taken_at_us,
     )
+    return name, bounds, rewritten
 
 
 def _definition(source: PublishedSource) -> tuple[object, ...]:

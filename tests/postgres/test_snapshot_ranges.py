@@ -30,8 +30,10 @@ from xidstream.pipeline.errors import (
     ConnectionLost,
     PoisonedChange,
     PreconditionMissing,
+    SnapshotInterrupted,
     SnapshotLost,
 )
+from xidstream.pipeline.initial_copy import range_reading
 from xidstream.pipeline.initial_copy.range_reading import RangeReader
 from xidstream.pipeline.postgres.admin import sql_connection
 from xidstream.pipeline.postgres.range_copy import BLOCK_BYTES, RangeCopy, copy_statement
@@ -539,6 +541,69 @@ def test_a_reader_holds_no_lock_between_its_ranges(database: Database, tmp_path:
         assert database.execute(holding) == [(0,)]
         snapshot.read(snapshot.whole, reader)
     reader.close()
+
+
+@NEWEST
+@pytest.mark.parametrize("is_together", [False, True])
+def test_a_reader_gives_up_a_table_that_somebody_waits_to_alter_behind_its_holder_and_reads_the_others(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_together: bool
+) -> None:
+    """ALTER TABLE waited for the holder, the reader behind it, and the holder for the reader: nobody ever went on."""
+    monkeypatch.setattr(range_reading, "_LOCK_WAIT_MS", 200)
+    for table in ("t", "u"):
+        database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
+        database.execute(f"INSERT INTO {table} SELECT generate_series(1, 10)")
+    with snapshot_of(database, relation_of(database, "t"), tmp_path / "t") as snapshot:
+        database.execute("SET lock_timeout = 0")
+        holder = database.connect()
+        holder.execute("BEGIN")
+        holder.execute("LOCK TABLE t IN ACCESS SHARE MODE")
+        other = snapshot.beside(relation_of(database, "u"), tmp_path / "u")
+        with database.connect() as session:
+            alter = threading.Thread(target=session.execute, args=(b"ALTER TABLE t ALTER id TYPE bigint",))
+            alter.start()
+            asked = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass AND NOT granted"
+            wait_until(lambda: database.execute(asked) == [(1,)])
+            reader = RangeReader(database.dsn())
+            if is_together:
+                targets = [(each.target, each.conform) for each in (snapshot, other)]
+                first, second = reader.read_together([snapshot.whole, other.whole], BOUNDS, targets)
+                assert isinstance(first, SnapshotInterrupted)
+                assert isinstance(second, list) and [file.n_rows for file in second] == [10]
+            else:
+                with pytest.raises(
+                    SnapshotInterrupted, match="somebody waits to alter or truncate the table"
+                ):
+                    snapshot.read(snapshot.whole, reader)
+            holder.close()
+            alter.join(30)
+            assert not alter.is_alive()
+            reader.close()
+
+
+@NEWEST
+def test_ranges_of_small_tables_are_read_in_one_transaction_and_one_that_fails_costs_no_other(
+    database: Database, tmp_path: Path
+) -> None:
+    for table in ("t", "u", "v", "w"):
+        database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, d numeric)")
+        database.execute(f"INSERT INTO {table} SELECT i, 1 FROM generate_series(1, 10) i")
+    database.execute("INSERT INTO w VALUES (11, 'Infinity')")
+    with snapshot_of(database, relation_of(database, "t"), tmp_path / "t") as snapshot:
+        each = [snapshot, *(snapshot.beside(relation_of(database, name), tmp_path / name) for name in "uvw")]
+        database.execute("INSERT INTO v VALUES (2000, 1)")
+        tasks = [one.whole for one in each]
+        tasks[1] = replace(tasks[1], source=replace(tasks[1].source, row_filter="1 / (id - 5) > 2"))
+        reader = RangeReader(database.dsn())
+        for _ in range(2):  # the second time columns are known to come as text
+            found = reader.read_together(tasks, BOUNDS, [(one.target, one.conform) for one in each])
+            for one, files in zip(each, found, strict=True):
+                one.files = files if isinstance(files, list) else []
+            assert isinstance(found[1], PoisonedChange)
+            assert [one.rows().num_rows for one in each] == [10, 0, 10, 11]
+            locked = "SELECT count(*) FROM pg_locks WHERE relation = ANY(%s::regclass[])"
+            assert database.execute(locked, ["t", "u", "v", "w"]) == [(0,)], "the transaction has ended"
+        reader.close()
 
 
 def test_a_failing_expression_is_told_without_the_rows_value(database: Database, tmp_path: Path) -> None:

@@ -655,6 +655,133 @@ def test_a_partition_that_is_attached_while_the_snapshot_waits_is_not_left_out(
     assert rows_in(database, held) == [(1, 1), (2, 12)]
 
 
+# -- small tables together --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(database: Database) -> Database:
+    """With tables t1 to t5, where t3 has 3 rows, published before the slot was made."""
+    for n in range(1, 6):
+        database.execute(f"CREATE TABLE t{n} (id int PRIMARY KEY)")
+        database.execute(f"INSERT INTO t{n} SELECT generate_series(1, {n})")
+    database.execute("CREATE PUBLICATION p FOR TABLE t1, t2, t3, t4, t5")
+    make_slot(database)
+    return database
+
+
+def numbers(small: Database, held: dict[int, HeldSnapshot]) -> list[int]:
+    """Of the tables that are held. The rows of each are what it had."""
+    found = {int(each.source.relation.table[1:]): each for each in held.values()}
+    for n, each in found.items():
+        assert rows_in(small, each) == [(i,) for i in range(1, n + 1)]
+    return sorted(found)
+
+
+def holding_sessions(database: Database) -> int:
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND state = 'idle in transaction' AND backend_xmin IS NOT NULL"
+    )
+    return int(database.execute(query)[0][0])
+
+
+def test_small_tables_are_held_by_one_session_under_one_snapshot_until_the_last_of_them_is_released(
+    small: Database, holder: TableHolder
+) -> None:
+    held = holder.hold_together(survey(small.connection, ["p"]))
+    small.execute("INSERT INTO t2 VALUES (2000)")
+    assert numbers(small, held) == [1, 2, 3, 4, 5] and holding_sessions(small) == 1
+    (bounds,) = {each.bounds for each in held.values()}
+    assert {each.snapshot_name for each in held.values()} == {next(iter(held.values())).snapshot_name}
+    (stream,) = [each for each in slot_changes(small).transactions if each.inserted == ["2000"]]
+    assert not bounds.contains(stream.xid, stream.commit_lsn)
+    *first, last = held
+    holder.release(*first)
+    small.execute("INSERT INTO t3 VALUES (2000)")
+    assert holding_sessions(small) == 1
+    assert holder.confirm_together([*first, last], bounds.valid_from) == [last]
+    holder.release(last)
+    wait_until(lambda: holding_sessions(small) == 0)
+    again = holder.hold_together(survey(small.connection, ["p"]), behind=bounds.place)
+    assert len(again) == 5 and all(each.bounds.place > bounds.place for each in again.values())
+
+
+def test_a_table_that_somebody_has_locked_or_waits_to_lock_is_left_out_and_the_others_are_held_at_once(
+    small: Database, holder: TableHolder
+) -> None:
+    sources = survey(small.connection, ["p"])
+    with small.connect() as altering, small.connect() as reading, small.connect() as waiting:
+        altering.execute("BEGIN")
+        altering.execute("LOCK TABLE t2 IN ACCESS EXCLUSIVE MODE")
+        reading.execute("BEGIN")
+        reading.execute("SELECT FROM t4")
+        truncate = threading.Thread(target=waiting.execute, args=(b"TRUNCATE t4",))
+        truncate.start()
+        asked = "SELECT count(*) FROM pg_locks WHERE relation = 't4'::regclass AND NOT granted"
+        wait_until(lambda: small.execute(asked) == [(1,)])
+        held = holder.hold_together(sources)
+        assert numbers(small, held) == [1, 3, 5] and holder.waiting_for() == {}
+        # Who has one of the tables may ask for the others, and is not ended as a deadlock.
+        altering.execute("SET lock_timeout = '100ms'")
+        altering.execute("SAVEPOINT before")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            altering.execute("LOCK TABLE t1 IN ACCESS EXCLUSIVE MODE")
+        altering.execute("ROLLBACK TO before")
+        holder.release(*held)
+        altering.execute("SET lock_timeout = '10s'")
+        altering.execute("LOCK TABLE t1 IN ACCESS EXCLUSIVE MODE")
+        altering.execute("ROLLBACK")
+        reading.execute("ROLLBACK")
+        truncate.join()
+
+
+def test_tables_that_changed_since_they_were_surveyed_are_left_out_and_the_others_are_held(
+    small: Database, holder: TableHolder
+) -> None:
+    sources = survey(small.connection, ["p"])
+    small.execute("DROP TABLE t1")
+    small.execute("ALTER TABLE t2 ALTER id TYPE bigint")
+    small.execute("ALTER TABLE t3 RENAME TO u")
+    small.execute("ALTER PUBLICATION p DROP TABLE t4")
+    assert numbers(small, holder.hold_together(sources)) == [5]
+    assert holder.hold_together(sources[:1]) == {}
+    wait_until(lambda: holding_sessions(small) == 1)
+
+
+def test_a_table_that_the_role_may_not_read_is_left_out_of_its_group(small: Database) -> None:
+    role = f"r_{small.name}"[:60]
+    small.execute(f"CREATE ROLE {role} LOGIN")
+    small.execute(f"GRANT SELECT ON t1, t2, t4, t5 TO {role}")
+    small.execute("ALTER TABLE t5 ENABLE ROW LEVEL SECURITY")
+    lesser = TableHolder(f"{small.dsn()} user={role}", ["p"])
+    try:
+        assert numbers(small, lesser.hold_together(survey(small.connection, ["p"]))) == [1, 2, 4]
+    finally:
+        lesser.close()
+        small.execute(f"DROP OWNED BY {role}")
+        small.execute(f"DROP ROLE {role}")
+
+
+def test_a_group_whose_session_ended_before_the_last_row_was_read_is_not_confirmed_and_can_be_held_again(
+    small: Database, holder: TableHolder
+) -> None:
+    sources = survey(small.connection, ["p"])
+    held = holder.hold_together(sources[:3])
+    other = holder.hold_together(sources[3:])
+    bounds = next(iter(held.values())).bounds
+    assert holder.confirm_together(list(held), bounds.valid_from) == list(held)
+    small.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+        f" WHERE relation = {next(iter(held))} AND state = 'idle in transaction'"
+    )
+    valid_from = next(iter(other.values())).bounds.valid_from
+    assert holder.confirm_together([*held, *other], valid_from) == list(other)
+    assert len(holder.hold_together(sources[:3])) == 3
+    single = holder.hold(sources[3], wait_for_writers=False)
+    assert single.snapshot_name not in {each.snapshot_name for each in other.values()}
+    assert holder.confirm_together(list(other), valid_from) == list(other)
+
+
 # -- sessions, servers and roles --------------------------------------------------------------------------
 
 

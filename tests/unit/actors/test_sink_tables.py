@@ -16,6 +16,7 @@ from xidstream.actors.driver.batch_loop import BatchLoop
 from xidstream.actors.snapshots.sink_tables import SinkTables
 from xidstream.pipeline.account.model import SinkReport
 from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.snapshot.generation import GenerationState
 
@@ -32,6 +33,9 @@ def test_every_call_and_its_answer_travel_to_the_process_that_has_the_sink(tmp_p
     tables.clean()
     assert tables.target(RELATION, Lsn(99)).table == log.target(RELATION, Lsn(99)).table
     assert not tables.commit(GENERATION, None) and tables.commit(GENERATION, written(log, range(3)))
+    (again,) = tables.targets([(RELATION, Lsn(99))])
+    assert isinstance(again, SnapshotOutput) and again.table == log.target(RELATION, Lsn(99)).table
+    assert tables.commit_together([(GENERATION, [])]) == [True]
     tables.reach(Lsn(120))
     tables.prove(Lsn(120))
     (line,) = tables.lines(True)

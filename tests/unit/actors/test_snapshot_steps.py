@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from xidstream.actors.snapshots import steps as steps_module
 from xidstream.actors.snapshots.steps import SnapshotSteps, TableTaken
 from xidstream.pipeline.errors import (
     ColumnNameClash,
+    ComponentLost,
+    ConnectionLost,
     LoginRefused,
     PoisonedChange,
     PreconditionMissing,
@@ -23,6 +25,7 @@ from xidstream.pipeline.errors import (
     SinkFailed,
     SlotLost,
     SnapshotInterrupted,
+    SnapshotLost,
     StorageFault,
     TableUnreadable,
     XidstreamError,
@@ -34,7 +37,13 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Dropped,
     Failed,
     Hold,
+    LeftOut,
+    RangeRead,
+    Read,
+    ReaderLost,
     Release,
+    Several,
+    SnapshotCommitted,
     TableHeld,
 )
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
@@ -48,7 +57,7 @@ from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.key_filter import Repair, parse_key_filter
-from xidstream.pipeline.snapshot.tables import PublishedSource
+from xidstream.pipeline.snapshot.tables import PublishedSource, RangeTask, plan_ranges
 from xidstream.pipeline.storage.snapshot_record import read_taken, read_wishes, request
 from xidstream.pipeline.storage.storage import Storage
 
@@ -351,3 +360,176 @@ def test_a_repair_is_committed_without_its_table_being_held_and_told_with_what_i
     (taken,) = reported
     assert isinstance(taken, TableTaken) and (taken.n_rows, taken.n_carried) == (10, 90)
     assert [each.where for each in read_taken(storage, LAYOUT)] == [REPAIR.key_filter]
+
+
+class Group:
+    """Steps for small tables that are taken together, with a holder, readers and a sink that answer as they are told.
+
+    ``held``: which tables the holder holds, ``confirms`` to the end. ``places`` and ``commits``: what the sink answers
+    for a table, if anything else than that it is done."""
+
+    def __init__(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relids: Sequence[int] = (7, 8, 9)
+    ) -> None:
+        monkeypatch.setattr(steps_module, "_FIRST_PAUSE_S", 0.01)
+        self.relids = relids
+        self.held = self.confirms = list(relids)
+        self.bounds = dataclasses.replace(BOUNDS, xmin=100)
+        self.places: dict[int, Any] = {}
+        self.commits: dict[int, list[Any]] = {}
+        self.reads: Any = None
+        self.released: list[int] = []
+        self.asked: list[list[int]] = []
+        self.discarded: list[str] = []
+        self.reported: list[Any] = []
+        self.failed: list[BaseException] = []
+        published = {relid: source_of(relid).published_as for relid in relids}
+        self.storage = Storage(str(tmp_path))
+        self.book = SnapshotBook(self.storage, LAYOUT, Decision(True, published, slot_xmax=100))
+        told, failed = self.reported.append, self.failed.append
+        config = Config(slot="orders")
+        self.steps = SnapshotSteps(config, self.book, self, lambda _: 0, lambda _: None, told, failed)
+        monkeypatch.setattr(self.steps._actors, "hold", self._hold)
+        monkeypatch.setattr(self.steps._actors, "release", lambda *relids: self.released.extend(relids))
+        monkeypatch.setattr(self.steps._actors, "read_together", self._read)
+
+    def _hold(self, method: str, tables: Any, lsn: Lsn) -> Any:
+        if method == "confirm_together":
+            return [relid for relid in tables if relid in self.confirms]
+        held = {relid: HeldSnapshot("s", self.bounds, source_of(relid), True) for relid in self.held}
+        return {
+            each.relation.relid: held[each.relation.relid] for each in tables if each.relation.relid in held
+        }
+
+    def _read(self, tasks: Any, bounds: Any, targets: Any) -> Any:
+        if isinstance(self.reads, XidstreamError):
+            raise self.reads
+        done = ((WrittenFile("f", 1, 10, 99, 99),), 10)
+        return [self.reads.get(task.source.relation.relid, done) for task in tasks]
+
+    def __getattr__(self, method: str) -> Any:
+        """``SnapshotTables``."""
+
+        def targets(wanted: Any) -> Any:
+            relids = [relation.relid for relation, _ in wanted]
+            if isinstance(self.places, XidstreamError):
+                raise self.places
+            return [self.places.get(relid, TARGET) for relid in relids]
+
+        def commit_together(taken: Any) -> Any:
+            relids = [generation.relid for generation, _ in taken]
+            self.asked.append(relids)
+            return [self.commits[relid].pop(0) if self.commits.get(relid) else True for relid in relids]
+
+        def discard(target: SnapshotOutput) -> None:
+            self.discarded.append(target.directory)
+
+        return {"targets": targets, "commit_together": commit_together, "discard": discard}[method]
+
+    def hold(self) -> list[Any]:
+        self.steps._watched_together([Hold(source_of(relid), relid * 10, False) for relid in self.relids])
+        return self._events()
+
+    def read(self) -> list[Any]:
+        for relid in self.relids:
+            self.steps._targets[relid * 10] = TARGET
+        (pages,) = plan_ranges(source_of(7).leaves, by_range=True)
+        tasks = [RangeTask(source_of(relid), "s", pages) for relid in self.relids]
+        self.steps._watched_together([Read(task, BOUNDS, task.source.relation.relid * 10) for task in tasks])
+        return self._events()
+
+    def commit(self) -> list[Any]:
+        self.steps._watched_together(
+            [CommitSnapshot(source_of(relid), BOUNDS, relid * 10, (), 0) for relid in self.relids]
+        )
+        return self._events()
+
+    def _events(self) -> list[Any]:
+        self.steps.close()
+        return [
+            event
+            for each in self.reported
+            for event in (each.events if isinstance(each, Several) else [each])
+        ]
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Group:
+    return Group(tmp_path, monkeypatch)
+
+
+def test_tables_that_the_holder_or_the_sink_cannot_take_with_the_others_are_left_out_and_let_go(
+    group: Group,
+) -> None:
+    group.held = [7, 8]
+    group.places = {8: SinkFailed("it is partitioned")}
+    held, *left_out = group.hold()
+    assert isinstance(held, TableHeld) and (held.relid, held.attempt) == (7, 70)
+    assert left_out == [LeftOut(8, 80), LeftOut(9, 90)] and group.released == [8]
+    assert len(group.reported) == 1, "one report, so that one reader is asked for all of them"
+    assert list(group.steps._targets) == [70]
+
+
+def test_a_group_whose_snapshot_may_lack_a_commit_from_before_the_slot_is_taken_one_by_one(
+    group: Group,
+) -> None:
+    group.bounds = dataclasses.replace(BOUNDS, xmin=99)
+    assert group.hold() == [LeftOut(7, 70), LeftOut(8, 80), LeftOut(9, 90)] and group.released == [7, 8, 9]
+
+
+def test_of_a_group_a_table_whose_log_was_cut_behind_its_snapshot_is_taken_behind_its_writers(
+    group: Group,
+) -> None:
+    group.places = {8: dataclasses.replace(TARGET, cut=Lsn(50), directory="snapshot-8")}
+    assert [type(each) for each in group.hold()] == [TableHeld, LeftOut, TableHeld]
+    assert (group.released, group.discarded) == ([8], ["snapshot-8"])
+
+
+def test_a_group_is_let_go_of_where_the_driver_is_lost_before_it_is_read(group: Group) -> None:
+    group.places = ComponentLost("the driver is starting again")  # type: ignore[assignment]
+    assert group.hold() == [Failed(relid, 10 * relid, is_own=False) for relid in (7, 8, 9)]
+    assert group.released == [7, 8, 9] and not group.failed
+
+
+def test_a_table_of_a_group_that_cannot_be_read_has_failed_and_the_others_are_read(group: Group) -> None:
+    group.reads = {8: PoisonedChange("table t8 is bad"), 9: ConnectionLost("cut")}
+    first, second, third = group.read()
+    assert isinstance(first, RangeRead) and first.n_rows == 10
+    assert (second, third) == (Failed(8, 80), ReaderLost(9, 90, 0))
+    assert not group.failed, "what a bad row does to the run is said when the table is taken alone"
+
+
+def test_a_lost_reader_costs_a_group_one_more_read_and_a_lost_snapshot_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, expected in ((ComponentLost("killed"), ReaderLost), (SnapshotLost("gone"), Failed)):
+        group = Group(tmp_path, monkeypatch)
+        group.reads = error
+        assert [type(each) for each in group.read()] == [expected] * 3
+
+
+def test_a_group_is_committed_without_those_that_were_not_held_to_the_end_or_whose_files_are_gone(
+    group: Group,
+) -> None:
+    group.confirms = [8, 9]
+    group.commits = {9: [SnapshotInterrupted("1 of 1 files were removed")]}
+    lost, interrupted, taken = sorted(group.commit(), key=lambda each: isinstance(each, TableTaken))
+    assert (lost, interrupted) == (Failed(7, 70, is_own=False), Failed(9, 90))
+    assert isinstance(taken, TableTaken) and taken.event == SnapshotCommitted(8, 80)
+    assert group.released == [7, 8, 9] and group.asked == [[8, 9]]
+    assert [each.generation.relid for each in read_taken(group.storage, LAYOUT)] == [8]
+
+
+def test_those_of_a_group_that_the_sink_does_not_have_yet_are_asked_for_again_and_the_others_told(
+    group: Group,
+) -> None:
+    """A function gets one table after the other; a store may fail for one of them."""
+    group.commits = {7: [False, False], 9: [StorageFault("slow down")]}
+    assert [each.generation.relid for each in group.commit()] == [8, 9, 7]
+    assert group.asked == [[7, 8, 9], [7, 9], [7]] and not group.failed
+
+
+def test_a_sink_that_is_ahead_of_the_server_ends_the_run_in_a_group_too(group: Group) -> None:
+    group.commits = {8: [SinkDiverged("restored")]}
+    assert [each.generation.relid for each in group.commit()] == [7]
+    assert isinstance(group.failed[0], SinkDiverged)

@@ -10,6 +10,8 @@ import pytest
 
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.initial_copy.copy_schedule import (
+    MOST_TOGETHER,
+    SMALL_BYTES,
     Action,
     Carried,
     Carry,
@@ -18,14 +20,17 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Dropped,
     Failed,
     Hold,
+    LeftOut,
     RangeRead,
     Read,
     ReaderLost,
     Release,
     Retry,
+    Several,
     SnapshotCommitted,
     TableHeld,
     TableState,
+    Together,
     Wanted,
 )
 from xidstream.pipeline.pg import Lsn
@@ -36,6 +41,7 @@ from xidstream.pipeline.snapshot.key_filter import Repair, bound, parse_key_filt
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource, plan_ranges
 
 MIB = 1 << 20
+REPAIR = Repair(parse_key_filter("id < 7"), number=3)
 BOUNDS = SnapshotBounds(Lsn(99), Lsn(120), 700, 710, (705,), 0)
 
 
@@ -78,7 +84,7 @@ def test_a_table_is_committed_once_when_all_its_ranges_are_read() -> None:
         commits += _only(actions, CommitSnapshot)  # type: ignore[arg-type]
     (commit,) = commits
     assert len(commit.files) == 5 and commit.n_rows == 50 and commit.bounds == BOUNDS
-    assert course.handle(SnapshotCommitted(1, commit.attempt)) == [Release(1)]
+    assert course.handle(SnapshotCommitted(1, commit.attempt)) == [], "it was let go of before"
     assert not course.tables
 
 
@@ -178,9 +184,8 @@ def test_any_order_of_losses_commits_each_table_once_with_each_range_once(seed: 
     n_readers = dice.randint(1, 5)
     course = CopySchedule(n_readers)
     sources = [_source(relid, dice.randint(0, 6)) for relid in range(1, 12)]
-    pending: list[Action] = []
-    for source in sources:
-        pending += course.handle(Wanted(source, dice.random() < 0.3))
+    sources += [_small(relid) for relid in range(12, 12 + dice.randint(0, 60))]
+    pending = course.handle(Several(tuple(Wanted(source, dice.random() < 0.3) for source in sources)))
     committed: dict[int, tuple[str, ...]] = {}
     steps = 0
     while course.tables:
@@ -192,8 +197,13 @@ def test_any_order_of_losses_commits_each_table_once_with_each_range_once(seed: 
             continue
         assert sum(isinstance(action, Read) for action in pending) <= n_readers + steps
         action = pending.pop(dice.randrange(len(pending)))
-        reading = sum(len(table.reading) for table in course.tables.values())
-        assert reading <= n_readers
+        in_hand = [table for table in course.tables.values() if table.attempt]
+        assert len({(table.group, table.group or table.relid) for table in in_hand}) <= n_readers
+        busy = {(table.group, number) for table in in_hand for number in table.reading if table.group}
+        assert len(busy) + sum(len(table.reading) for table in in_hand if not table.group) <= n_readers
+        if isinstance(action, Together):
+            pending += course.handle(_of_several(action, dice, committed))
+            continue
         if isinstance(action, Hold):
             relid = action.source.relation.relid
             event = _held(action) if dice.random() < 0.8 else Failed(relid, action.attempt)
@@ -223,6 +233,170 @@ def test_any_order_of_losses_commits_each_table_once_with_each_range_once(seed: 
         assert len({file.split("/")[1] for file in files}) == 1, "the files of one attempt alone"
 
 
+def _of_several(together: Together, dice: random.Random, committed: dict[int, tuple[str, ...]]) -> Several:
+    """What becomes of them: something of each of its own, or the same of all."""
+    of_all = dice.random() if dice.random() < 0.3 else None
+    events = []
+    for action in together.actions:
+        roll = dice.random() if of_all is None else of_all
+        if isinstance(action, Hold):
+            relid = action.source.relation.relid
+            events.append(_held(action) if roll < 0.8 else LeftOut(relid, action.attempt))
+        elif isinstance(action, Read):
+            relid, number = action.task.source.relation.relid, action.task.range.number
+            lost = ReaderLost if roll < 0.9 else Failed
+            failure = lost(relid, action.attempt, *([number] if lost is ReaderLost else []))
+            events.append(_read(action) if roll < 0.8 else failure)
+        elif roll < 0.2:
+            events.append(Failed(action.source.relation.relid, action.attempt))
+        else:
+            relid = action.source.relation.relid
+            assert relid not in committed
+            committed[relid] = action.files
+            events.append(SnapshotCommitted(relid, action.attempt))
+    return Several(tuple(events))
+
+
+def _small(relid: int, n_bytes: int = 16 << 10) -> PublishedSource:
+    source = _source(relid)
+    return dataclasses.replace(
+        source, leaves=(dataclasses.replace(source.leaves[0], n_pages=2, n_bytes=n_bytes),)
+    )
+
+
+def _group(course: CopySchedule, *sources: PublishedSource, waits: bool = False) -> tuple[Hold, ...]:
+    """The one group that is held when these are wanted."""
+    (hold,) = course.handle(Several(tuple(Wanted(source, waits) for source in sources)))
+    assert isinstance(hold, Together) and all(isinstance(each, Hold) for each in hold.actions)
+    return hold.actions  # type: ignore[return-value]
+
+
+def _relids(actions: object) -> list[int]:
+    assert isinstance(actions, Together)
+    return [
+        (each.task.source if isinstance(each, Read) else each.source).relation.relid
+        for each in actions.actions
+    ]
+
+
+def _reading(course: CopySchedule, holds: tuple[Hold, ...]) -> tuple[Read, ...]:
+    reads = course.handle(Several(tuple(map(_held, holds))))[0]
+    assert isinstance(reads, Together) and _relids(reads) == [each.source.relation.relid for each in holds]
+    return reads.actions  # type: ignore[return-value]
+
+
+def test_small_tables_are_held_read_and_committed_together_by_one_reader() -> None:
+    course = CopySchedule(1)
+    holds = _group(course, *map(_small, range(1, 4)))
+    reads = _reading(course, holds)
+    (commit,) = course.handle(Several(tuple(map(_read, reads))))
+    assert isinstance(commit, Together) and _relids(commit) == [1, 2, 3]
+    assert course.handle(Wanted(_small(4), False)) == [], "a group takes a place until all of it is committed"
+    for relid in (1, 2):
+        assert course.handle(SnapshotCommitted(relid, holds[relid - 1].attempt)) == []
+    (after,) = course.handle(SnapshotCommitted(3, holds[2].attempt))
+    assert isinstance(after, Hold) and after.source == _small(4)
+
+
+def test_a_group_is_small_in_tables_and_in_bytes_and_within_a_second_of_a_limited_rate() -> None:
+    course = CopySchedule(1)
+    assert len(_group(course, *map(_small, range(1, 40)))) == MOST_TOGETHER
+    assert SMALL_BYTES * MOST_TOGETHER <= 8 << 20
+    for n_bytes, n_together in ((SMALL_BYTES, 2), (SMALL_BYTES + 1, 1)):
+        actions = CopySchedule(1).handle(
+            Several((Wanted(_small(1, n_bytes), False), Wanted(_small(2, n_bytes), False)))
+        )
+        assert len(_relids(actions[0]) if isinstance(actions[0], Together) else actions) == n_together
+    limited = CopySchedule(2, bytes_per_s=6 * (16 << 10))
+    found = limited.handle(Several(tuple(Wanted(_small(relid), False) for relid in range(1, 40))))
+    assert [len(_relids(each)) for each in found] == [3, 3]
+
+
+def test_where_few_small_tables_are_wanted_the_readers_share_them() -> None:
+    course = CopySchedule(3)
+    found = course.handle(Several(tuple(Wanted(_small(relid), False) for relid in range(1, 8))))
+    assert [len(_relids(each)) for each in found] == [3, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted(_small(9), True),
+        Wanted(dataclasses.replace(_small(9), leaves=_small(9).leaves * 2), False),
+        Wanted(_small(9), False, REPAIR),
+        Wanted(_source(9, 2), False),
+    ],
+    ids=["waits for writers", "of two partitions", "repair", "large"],
+)
+def test_what_may_have_to_wait_or_is_many_tables_is_held_alone(wanted: Wanted) -> None:
+    course = CopySchedule(1)
+    found: list[Action] = course.handle(
+        Several((wanted, Wanted(_small(10), False), Wanted(_small(11), False)))
+    )
+    for action in found:
+        if isinstance(action, Release):
+            continue
+        relids = _relids(action) if isinstance(action, Together) else [action.source.relation.relid]  # type: ignore[union-attr]
+        assert relids in ([9], [10, 11])
+        for relid in relids:
+            found += course.handle(Dropped(relid))
+    assert not course.tables
+
+
+def test_two_readers_read_two_groups_at_the_same_time() -> None:
+    course = CopySchedule(2)
+    found = course.handle(Several(tuple(Wanted(_small(relid), False) for relid in range(1, 9))))
+    reads = [course.handle(Several(tuple(map(_held, each.actions)))) for each in found]  # type: ignore[union-attr]
+    assert [_relids(read) for (read,) in reads] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_a_table_that_is_left_out_of_its_group_is_held_alone_and_the_others_are_read() -> None:
+    course = CopySchedule(1)
+    one, other, third = _group(course, *map(_small, range(1, 4)))
+    (reads,) = course.handle(Several((_held(one), LeftOut(2, other.attempt), _held(third))))
+    assert _relids(reads) == [1, 3]
+    assert course.handle(Several((Wanted(_small(4), False), Wanted(_small(5), False)))) == []
+    (commits,) = course.handle(Several(tuple(map(_read, reads.actions))))  # type: ignore[union-attr,arg-type]
+    committed = [SnapshotCommitted(relid, hold.attempt) for relid, hold in ((1, one), (3, third))]
+    assert _relids(commits) == [1, 3]
+    (alone,) = course.handle(Several(tuple(committed)))
+    assert isinstance(alone, Hold) and alone.source == _small(2)
+
+
+def test_a_table_of_a_group_that_fails_or_is_dropped_costs_the_others_nothing() -> None:
+    course = CopySchedule(1)
+    holds = _group(course, *map(_small, range(1, 5)))
+    reads = _reading(course, holds)
+    assert course.handle(Dropped(1)) == [Release(1, holds[0].attempt)]
+    commit, release = course.handle(
+        Several((*map(_read, (reads[0], *reads[2:])), Failed(2, holds[1].attempt)))
+    )
+    assert release == Release(2, holds[1].attempt) and _relids(commit) == [3, 4]
+    assert course.handle(Several((Retry(2), Wanted(_small(5), False)))) == []
+    course.handle(SnapshotCommitted(3, holds[2].attempt))
+    (again,) = course.handle(SnapshotCommitted(4, holds[3].attempt))
+    assert isinstance(again, Hold) and again.source == _small(2)
+    assert course.tables[2].is_alone, "what made it fail in a group does so to nobody else"
+
+
+def test_a_group_that_is_lost_with_its_holder_is_taken_together_again() -> None:
+    course = CopySchedule(1)
+    holds = _group(course, *map(_small, range(1, 4)))
+    _reading(course, holds)
+    course.handle(Several(tuple(Failed(n, hold.attempt, is_own=False) for n, hold in enumerate(holds, 1))))
+    (again,) = course.handle(Several(tuple(map(Retry, (1, 2, 3)))))
+    assert _relids(again) == [1, 2, 3]
+
+
+def test_a_group_whose_reader_is_lost_is_read_again_under_the_same_snapshot() -> None:
+    course = CopySchedule(1)
+    holds = _group(course, *map(_small, range(1, 4)))
+    reads = _reading(course, holds)
+    lost = [ReaderLost(each.task.source.relation.relid, each.attempt, 0) for each in reads]
+    (again,) = course.handle(Several((_read(reads[0]), *lost[1:])))[1:]
+    assert isinstance(again, Together) and again.actions == reads[1:]
+
+
 def _carrying(course: CopySchedule, source: PublishedSource, repair: Repair) -> Carry:
     """A repair whose rows are read."""
     (hold,) = _only(course.handle(Wanted(source, False, repair)), Hold)
@@ -234,9 +408,6 @@ def _carrying(course: CopySchedule, source: PublishedSource, repair: Repair) -> 
     (carry,) = _only(course.handle(_read(read)), Carry)
     assert isinstance(carry, Carry)
     return carry
-
-
-REPAIR = Repair(parse_key_filter("id < 7"), number=3)
 
 
 def test_a_repair_is_carried_when_its_range_is_read_and_then_committed_with_the_files_of_both() -> None:

@@ -31,8 +31,11 @@ from xidstream.pipeline.errors import (
     SnapshotInterrupted,
     Superseded,
     Unsupported,
+    XidstreamError,
 )
 from xidstream.pipeline.exchange import Batch, InlineMessages, Sealed, SlotIdentity, Tenure
+from xidstream.pipeline.iceberg.catalogs import IcebergAddress
+from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.erased_keys import parse_keys
 from xidstream.pipeline.log_tables.locations import Location
@@ -40,7 +43,7 @@ from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles, WrittenFile
 from xidstream.pipeline.log_tables.small_files import SIZE_CLASSES
 from xidstream.pipeline.log_tables.snapshot_log import SnapshotLog
-from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
+from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine, SnapshotOutput
 from xidstream.pipeline.log_tables.table_metadata import NOTHING_KNOWN
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
@@ -623,6 +626,119 @@ def test_lines_are_added_to_what_the_last_one_left_open_and_no_line_of_others_is
     log.commit(Generation(numbered(3), 1, BOUNDS), written(log, range(2), numbered(3)))
     lines = [line.table for line in log_of(tmp_path).lines(False)]
     assert lines == ['public."a.b"', "public.t0", "public.t1", "public.t2", "public.t3", "public.t9"]
+
+
+def group_of(log: SnapshotLog, n_tables: int) -> list[tuple[Generation, list[WrittenFile]]]:
+    """Snapshots of so many tables, read and not committed: the table ``t3`` has 3 rows."""
+    numbers = range(1, n_tables + 1)
+    return [(Generation(numbered(n), 1, BOUNDS), written(log, range(n), numbered(n))) for n in numbers]
+
+
+def told_rows(root: Path) -> dict[str, int]:
+    lines = DeltaTable(str(root / "_snapshots")).to_pyarrow_table().to_pylist()
+    return {line["table"]: line["rows"] for line in lines if line["state"] == "finished"}
+
+
+def test_the_lines_of_tables_that_are_taken_together_are_one_commit_and_are_told_once(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    log.lines(True)
+    group = group_of(log, 9)
+    before = DeltaTable(str(tmp_path / "_snapshots")).version()
+    for _ in range(2):
+        assert log.commit_together(group) == [True] * 9
+    assert DeltaTable(str(tmp_path / "_snapshots")).version() == before + 1
+    assert told_rows(tmp_path) == {f"public.t{n}": n for n in range(1, 10)}
+    assert all(log_of(tmp_path).commit(generation, None) for generation, _ in group), "each by itself, too"
+    assert len(DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table()) == 9
+
+
+def test_of_tables_that_are_taken_together_one_that_cannot_be_named_costs_the_others_nothing(
+    tmp_path: Path,
+) -> None:
+    log = log_of(tmp_path)
+    group = group_of(log, 3)
+    (tmp_path / "public.t2" / group[1][1][0].path).unlink()
+    first, second, third = log.commit_together(group)
+    assert (first, third) == (True, True) and isinstance(second, SnapshotInterrupted)
+    assert told_rows(tmp_path) == {"public.t1": 1, "public.t3": 3}
+
+
+def test_a_crash_between_the_rows_of_a_group_and_its_lines_leaves_what_the_next_run_tells(
+    tmp_path: Path,
+) -> None:
+    log = log_of(tmp_path)
+    group = group_of(log, 3)
+
+    def dies(lines: object) -> None:
+        raise ComponentLost("the driver ended")
+
+    with pytest.MonkeyPatch.context() as armed, pytest.raises(ComponentLost):
+        armed.setattr(log._lines, "add", dies)
+        log.commit_together(group)
+    assert log.lines(True) == []
+    later = log_of(tmp_path, tenure=2)
+    assert [later.commit(generation, None) for generation, _ in group] == [True] * 3
+    assert told_rows(tmp_path) == {"public.t1": 1, "public.t2": 2, "public.t3": 3}
+
+
+def test_two_groups_at_the_same_time_are_taken_into_iceberg_tables_once_each(tmp_path: Path) -> None:
+    tables = IcebergTables(IcebergAddress.parse(f"{tmp_path}/lake/shop"), makes=True)
+    hold = Tenure(1, "epoch", 1, {}, Lsn(10**9))
+    log = SnapshotLog(
+        tables, "7/shop/orders", Ownership("7/shop/orders", "7/shop/orders/messages", "root", hold)
+    )
+    log.lines(True)
+
+    def taken(first: int) -> list[bool | XidstreamError]:
+        relations = [numbered(n) for n in range(first, first + 6)]
+        group = []
+        for relation, target in zip(
+            relations, log.targets([(each, Lsn(99)) for each in relations]), strict=True
+        ):
+            assert isinstance(target, SnapshotOutput)
+            files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
+            rows = [{"id": 1, "_change_type": "snapshot", "_commit_lsn": 99, "_seq": 0}]
+            files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
+            group.append((Generation(relation, 1, BOUNDS), files.close()))
+        return [*log.commit_together(group), *log.commit_together(group)]
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(taken, (1, 11))] == [[True] * 12] * 2
+    assert [line.state for line in log.lines(True)] == [GenerationState.FINISHED] * 12
+    tables.close()
+
+
+def test_a_table_of_a_group_that_was_altered_meanwhile_ends_with_its_line_and_the_others_stand(
+    tmp_path: Path,
+) -> None:
+    log = log_of(tmp_path)
+    DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
+    group = group_of(log, 3)
+    log.note_ddl([unlogged(140, relid=numbered(2).relid)])
+    assert log.commit_together(group) == [True] * 3
+    states = {line.table: line.state.value for line in log.lines(True)}
+    assert states == {"public.t1": "finished", "public.t2": "ended", "public.t3": "finished"}
+    assert [line.table for line, _ in log.prove(Lsn(130)).ended] == ["public.t2"]
+
+
+def test_a_table_that_a_snapshot_makes_is_the_runs_from_its_first_version_on(tmp_path: Path) -> None:
+    log = log_of(tmp_path, tenure=3)
+    log.target(RELATION, Lsn(99))
+    table = DeltaTable(str(tmp_path / "public.a~2Eb"))
+    assert table.version() == 0 and table.transaction_version("7/shop/orders/owner") == 3
+    with pytest.raises(Superseded):
+        log_of(tmp_path, tenure=2).target(RELATION, Lsn(99))
+
+
+def test_a_table_that_cannot_be_made_says_why_and_the_others_of_its_group_are_there(tmp_path: Path) -> None:
+    log = log_of(tmp_path)
+    (tmp_path / "public.t2").write_text("no folder")
+    first, second, third = log.targets([(numbered(n), Lsn(99)) for n in (1, 2, 3)])
+    assert isinstance(second, XidstreamError)
+    assert [each.key for each in (first, third) if isinstance(each, SnapshotOutput)] == [
+        "public.t1",
+        "public.t3",
+    ]
 
 
 def test_a_run_that_was_taken_over_adds_no_line_to_what_it_had_open(tmp_path: Path) -> None:
