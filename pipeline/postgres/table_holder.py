@@ -227,7 +227,6 @@ class TableHolder:
             try:
                 with _reported(doing):
                     locked = _lock_at_once(session, _readable(observer, sources))
-                    locked = self._unchanged(observer, locked)
                     checkpoint = _checkpoint(observer)
                     locked_lsn = _wal_end(observer, self._wal_end)
                     if locked_lsn.before.before <= behind:
@@ -236,6 +235,7 @@ class TableHolder:
                     leaves = [leaf for source in locked for leaf in source.leaves]
                     name, bounds, rewritten = _take(session, leaves, locked_lsn, self._wal_end)
                     locked = [each for each in locked if not rewritten.intersection(each.leaves)]
+                    # Once, behind the snapshot: what was altered before the lock is found here, too.
                     locked = self._unchanged(observer, locked)
                 bounds, by_range = bounds.knowing(checkpoint), observer.info.server_version >= PG14
                 held = {each.relation.relid: HeldSnapshot(name, bounds, each, by_range) for each in locked}
