@@ -124,21 +124,21 @@ class _Register:
         self._last_text = ""
         self._one = threading.Lock()
 
-    def beside(self, is_given_up: Callable[[], bool]) -> None:
+    def beside(self, is_cancelled: Callable[[], bool]) -> None:
         """On a thread of its own; nothing where the last one is not done yet."""
         if not self._one.locked():
             threading.Thread(
-                target=self.now, args=(is_given_up,), name="xidstream-mirror-catalog", daemon=True
+                target=self.now, args=(is_cancelled,), name="xidstream-mirror-catalog", daemon=True
             ).start()
 
-    def now(self, is_given_up: Callable[[], bool] = lambda: False) -> None:
+    def now(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         """Once. Nothing is raised for the catalog's sake."""
         with self._one:
             try:
-                done = self._tables.register(is_given_up)
+                done = self._tables.register(is_cancelled)
             except XidstreamError as error:
                 remedy = f" ({error.remedy})" if error.remedy else ""
-                if not is_given_up():
+                if not is_cancelled():
                     self._once(f"{error.message}{remedy}; the next refresh tries again")
                 return
             refused = [

@@ -164,7 +164,7 @@ def _verify(root: Location, middle: int) -> Any:
     bounds = SnapshotBounds(
         Lsn(place), Lsn(place + 40), 1_000 + middle, 1_001 + middle, (1_000 + middle,), 0, Lsn(0)
     )
-    return len(moment_of(ChangeLog(root.uri), "public.orders", bounds).left_out)
+    return len(moment_of(ChangeLog(root.uri), "public.orders", bounds).unseen_lsns)
 
 
 def _bounds(root: Location, middle: int) -> Any:

@@ -136,7 +136,7 @@ class BatchLoop:
         staged = self._staged = StagedSnapshots(self._storage, layout, is_ours)
         if self._call("takes_snapshots"):
             staged.deliver(self._session.get(), partial(self._give_snapshot, tenure), self._is_over)
-        self._sink.leave_out(staged.contained())
+        self._sink.exclude_contained(staged.contained())
 
     def _is_over(self) -> bool:
         return self._stop.is_set() or bool(self._call("finished"))

@@ -85,7 +85,7 @@ class Delivery:
         self._stop = stop
         self._notify = notify
         self._target = target
-        self._left_out: set[object] = set()
+        self._announced_skips: set[object] = set()
         self._parked: set[tuple[int, Lsn]] = set()
         self._look_s = self._note_s = 0.0
         self._has_failed = False
@@ -140,16 +140,16 @@ class Delivery:
                 if self._has_ended(driver):
                     break
             except _DELIVERED_BEFORE:
-                self._tell_left_out(at_last=True)
+                self._announce_skips(at_last=True)
                 self._epoch.stop_reading()
                 raise
-            self._tell_left_out()
+            self._announce_skips()
             self._note_progress()
             if give_up_s is not None and time.monotonic() > give_up_s:
                 # What the journal holds is confirmed all the same.
                 self._epoch.stop_in_order()
                 raise ComponentLost(f"the batch in hand did not end within {LAST_BATCH_TIMEOUT_S:.0f} s")
-        self._tell_left_out(at_last=True)
+        self._announce_skips(at_last=True)
         self._snapshots.prove_last()
 
     def _has_ended(self, driver: Driver) -> bool:
@@ -211,10 +211,10 @@ class Delivery:
             return False
         return not (isinstance(error, ComponentLost) and self._held.is_alive())
 
-    def _tell_left_out(self, *, at_last: bool = False) -> None:
+    def _announce_skips(self, *, at_last: bool = False) -> None:
         """What was given up or parked is never left out silently."""
-        announced = self._left_out
-        is_all_announced = len(announced) == len(self._opened.given_up)
+        announced = self._announced_skips
+        is_all_announced = len(announced) == len(self._opened.skips)
         if is_all_announced and not at_last and time.monotonic() < self._look_s:
             return
         self._look_s = time.monotonic() + _LOOK_S
@@ -222,7 +222,7 @@ class Delivery:
         if report is None:
             return
         self._tell_parked(report.parked)
-        for pair in report.left_out:
+        for pair in report.skipped:
             if pair not in announced:
                 announced.add(pair)
                 xid, commit_lsn = pair

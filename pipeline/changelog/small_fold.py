@@ -164,9 +164,9 @@ def _counts(log: TableAt, rows: pa.Table) -> pa.ChunkedArray:
     own = pc.and_(is_of_snapshot, pc.equal(lsn, log.place))
     change = pc.and_(pc.invert(is_of_snapshot), pc.less_equal(lsn, int(log.lsn)))
     change = pc.and_(change, pc.greater(lsn, log.contained_upto))
-    if log.left_out:
+    if log.unseen_lsns:
         change = pc.and_(
-            change, pc.invert(pc.is_in(lsn, value_set=pa.array([int(each) for each in log.left_out])))
+            change, pc.invert(pc.is_in(lsn, value_set=pa.array([int(each) for each in log.unseen_lsns])))
         )
     near = rows.select([_LSN, _XID]).filter(pc.and_(change, pc.less_equal(lsn, int(bounds.valid_from))))
     # A commit LSN is one transaction's.

@@ -43,9 +43,9 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
 )
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.poison import NONE_GIVEN_UP
+from xidstream.pipeline.poison import NO_SKIPS
 from xidstream.pipeline.postgres.beginning import SinkHolds
 from xidstream.pipeline.preflight.slot_beginning import check_sink_of_run
 from xidstream.pipeline.settings.config import Config
@@ -59,7 +59,7 @@ from xidstream.pipeline.stream import (
     Unsendable,
 )
 from xidstream.pipeline.stream.cut_routing import TicketedCut
-from xidstream.pipeline.transactions.sealed import empty_unit, given_up_unit, undeliverable_unit
+from xidstream.pipeline.transactions.sealed import empty_unit, skipped_unit, undeliverable_unit
 
 _VERIFYING_THREADS: Final = 2
 """One reads a large prepared transaction, and a small one need not wait for it."""
@@ -101,13 +101,13 @@ class CommitSequence:
         """The transactions between PREPARE and COMMIT or ROLLBACK PREPARED."""
         self._watermark = INVALID_LSN
         """Commits up to here are in the sink already; the server may send them again."""
-        self._given_up = NONE_GIVEN_UP
+        self._skips = NO_SKIPS
         """The transactions that a person skipped."""
         self._parks = config.on_poison == "park"
         """Whether a table that cannot be delivered is set aside."""
-        self._left_out: list[tuple[Xid, Lsn]] = []
+        self._skipped: list[tuple[Xid, Lsn]] = []
         """The skipped transactions that this epoch met and that are noted in the storage."""
-        self._leaving_out: dict[int, list[LeftOutTransaction]] = {}
+        self._skipped_in_batch: dict[int, list[SkippedTransaction]] = {}
         """The skipped transactions in each batch that the sink has in its hands, by the batch's number."""
         self._finished = FinishedPrepares()
         """Prepared transactions that have ended, until nothing needs their records any more."""
@@ -145,7 +145,7 @@ class CommitSequence:
         self._journaling = Journaling(
             self._order, self._storage, policy, self._fetch, self._put, self._changed, self._threads
         )
-        self._given_up = opened.given_up
+        self._skips = opened.skips
         # A commit that begins exactly at the confirmed position is not after it.
         self._watermark = taken_over.confirmed_lsn.before
         self._confirming = Confirming(
@@ -180,7 +180,7 @@ class CommitSequence:
         self._order.put_back()
         self._order.parking.sink_opened(watermark)
         self._order.journal.sink_opened(watermark)
-        self._leaving_out.clear()
+        self._skipped_in_batch.clear()
         self._journaling.release()
         self._is_sink_known = True
         parked = self._order.parking.parked_up_to(watermark)
@@ -240,14 +240,14 @@ class CommitSequence:
             self._order.add_position(ticket, cut.wal_end)
 
     def _take_unsendable(self, ticket: int, cut: Unsendable) -> None:
-        if not cut.lsn or (cut.xid, cut.lsn) not in self._given_up:
+        if not cut.lsn or (cut.xid, cut.lsn) not in self._skips:
             self._order.add_unit(ticket, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
             self._fill(ticket, undeliverable_unit(cut.error))
             return
         # The server decodes what commits at the confirmed position or after it: this leaves out just the one.
         end = TransactionEnd(cut.xid, cut.lsn, Lsn(cut.lsn + 1), 0)
         self._add_transaction(ticket, end)
-        self._fill(ticket, given_up_unit(end))
+        self._fill(ticket, skipped_unit(end))
 
     def _add_transaction(self, ticket: int, end: TransactionEnd, message: str = "COMMIT") -> None:
         self._order.add_unit(
@@ -275,17 +275,17 @@ class CommitSequence:
 
     async def _fill_prepared(self, ticket: int, end: TransactionEnd) -> None:
         await self._prepares_before(ticket)
-        is_given_up = (end.xid, end.commit_lsn) in self._given_up
+        is_skipped = (end.xid, end.commit_lsn) in self._skips
         if not self._prepared.is_whole(end.xid):
             # The sink may hold it already.
             await self._sink_known()
         try:
-            prepared = self._prepared.commit(end, self._watermark, is_given_up=is_given_up)
+            prepared = self._prepared.commit(end, self._watermark, is_skipped=is_skipped)
         except SlotLost as error:
             self._fill(ticket, undeliverable_unit(error))
             return
-        if is_given_up:
-            content = given_up_unit(end, None if prepared is None else prepared.relids())
+        if is_skipped:
+            content = skipped_unit(end, None if prepared is None else prepared.relids())
         elif prepared is None:
             content = empty_unit(end)
         elif prepared.poison is not None and not (self._parks or prepared.poison.parks_always):
@@ -345,8 +345,8 @@ class CommitSequence:
             batch = self._order.next_batch() if may_release else None
             if batch is not None:
                 reach("released")
-                if met := [each for unit in batch.units for each in unit.left_out]:
-                    self._leaving_out[batch.number] = met
+                if met := [each for unit in batch.units for each in unit.skipped]:
+                    self._skipped_in_batch[batch.number] = met
                 return batch
             self._raise_undeliverable()
             left_s = began_s + wait_s - time.monotonic()
@@ -382,11 +382,11 @@ class CommitSequence:
         Raises Superseded where a later loop has the sink: it gets the batch's transactions as well."""
         self._tasks.raise_failure()
         self._check_loop(loop)
-        if met := self._leaving_out.get(number):
+        if met := self._skipped_in_batch.get(number):
             # Before anything after them can be confirmed.
-            await asyncio.to_thread(self._storage.note_left_out, met)
+            await asyncio.to_thread(self._storage.note_skipped, met)
             self._check_loop(loop)
-            self._left_out += [(each.xid, each.commit_lsn) for each in self._leaving_out.pop(number)]
+            self._skipped += [(each.xid, each.commit_lsn) for each in self._skipped_in_batch.pop(number)]
         contents = self._order.batch_done(number)
         self._confirming.press(sum(self._owed_bytes(content) for content in contents))
         # At this moment: a file that leaves the journal is removed behind a record without it, and with what it names.
@@ -437,7 +437,7 @@ class CommitSequence:
             self._confirming,
             self._journaling,
             n_prepared=len(self._prepared),
-            left_out=self._left_out,
+            skipped=self._skipped,
             prepared=self._prepared if with_prepared else (),
         )
 

@@ -76,7 +76,7 @@ def join(contents: Sequence[Sealed], fetch: Fetch, put: Put) -> Sealed:
         n_rows=sum(content.n_rows for content in contents),
         n_bytes=sum(part.n_bytes for part in (*joined, *messages))
         + sum(part.segment.n_bytes for part in segments),
-        left_out=tuple(pair for content in contents for pair in content.left_out),
+        skipped=tuple(pair for content in contents for pair in content.skipped),
     )
 
 

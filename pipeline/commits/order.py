@@ -461,12 +461,12 @@ class CommitOrder:
                 continue
             if not entry.is_stuck_behind:
                 self.waiting_bytes -= content.memory_bytes - settled.content.memory_bytes
-            entry.content, entry.left_out = settled.content, settled.left_out
+            entry.content, entry.parked_rows = settled.content, settled.parked_rows
             self._dropped_keys += settled.keys
 
     def _pop_head(self) -> None:
         entry = self._entries.popleft()
-        self.parking.count(entry.left_out)
+        self.parking.count(entry.parked_rows)
         del self._by_ticket[entry.ticket]
         self.done_ticket = entry.ticket
         self._confirmed_lsn = max(self._confirmed_lsn, entry.end_lsn)
@@ -477,8 +477,8 @@ class CommitOrder:
             self._pop_head()
         if self._entries and self._entries[0].state is EntryState.STUCK:
             stuck = self._entries[0]
-            left_out, stuck.left_out = stuck.left_out, ()
-            self.parking.count(left_out)
+            parked_rows, stuck.parked_rows = stuck.parked_rows, ()
+            self.parking.count(parked_rows)
             self._confirmed_lsn = max(self._confirmed_lsn, stuck.end_lsn)
 
 

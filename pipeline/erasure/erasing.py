@@ -40,7 +40,7 @@ the log answered it answers still. Where that cannot be, ``tell`` says from wher
 **Again and again.** Each step looks at what is there, and does what is left to do. So a command that was killed
 anywhere is given again, with its ID or with another one, and ends in the same state.
 
-What lies in a parked table's range, or in a transaction that was given up, was never kept (``pipeline.parked``,
+What lies in a parked table's range, or in a skipped transaction, was never kept (``pipeline.parked``,
 ``pipeline.poison``): their records have names, LSNs and reasons, and no value. ``_transactions`` and ``_snapshots``
 have no value either. ``_messages`` has what applications wrote, in a form that nobody but them knows: it is not looked
 at.

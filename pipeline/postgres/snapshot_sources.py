@@ -324,7 +324,7 @@ class _Catalog:
             row_filter=self._row_filter(table, 0 if table.operations[0] else None),
             change_filters=tuple(self._row_filter(table, operation) for operation in (1, 2)),
             leaves=leaves,
-            left_out=tuple(
+            unpublished_operations=tuple(
                 name for name, sent in zip(_OPERATIONS, table.operations, strict=True) if not sent
             ),
             attnums=tuple(column.attnum for column in shown),

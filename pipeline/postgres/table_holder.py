@@ -469,7 +469,14 @@ def take(
 def _definition(source: PublishedSource) -> tuple[object, ...]:
     """All but sizes and files, which may change before the lock."""
     leaves = tuple((leaf.relid, leaf.schema, leaf.table) for leaf in source.leaves)
-    return source.relation, source.attnums, source.published_as, source.row_filter, source.left_out, leaves
+    return (
+        source.relation,
+        source.attnums,
+        source.published_as,
+        source.row_filter,
+        source.unpublished_operations,
+        leaves,
+    )
 
 
 def _leaf_text(leaf: Leaf) -> str:

@@ -71,7 +71,7 @@ from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.segment_links import SegmentLinks
 from xidstream.pipeline.log_tables.snapshot_log import Carry, SnapshotLog
 from xidstream.pipeline.log_tables.writer_cache import WriterCache
-from xidstream.pipeline.parked import rows_given_up
+from xidstream.pipeline.parked import skipped_rows
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.settings.sink_kinds import SinkKind
@@ -203,7 +203,7 @@ class LogSink:
     def write_snapshot(self, batch: SnapshotBatch) -> None:
         raise UsageError(f"the {self.kind.name} sink gets snapshots through its log")
 
-    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+    def exclude_contained(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
         """The log keeps all changes: whoever folds it leaves out what a snapshot contains."""
 
     def watermark(self) -> Lsn:
@@ -232,8 +232,8 @@ class LogSink:
         ddl: list[Ddl] = []
         commits.add(locations.MESSAGES, lambda: self._messages_of(batch, ddl))
         # Before `_transactions` says that all is whole up to here.
-        given_up = rows_given_up(each for unit in batch.content.units for each in unit.left_out)
-        self.snapshot_log().park([*batch.content.parked, *given_up])
+        skipped = skipped_rows(each for unit in batch.content.units for each in unit.skipped)
+        self.snapshot_log().park([*batch.content.parked, *skipped])
         self.snapshot_log().note_ddl(ddl)
         commits.add(
             locations.TRANSACTIONS,

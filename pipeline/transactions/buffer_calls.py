@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.poison import NONE_GIVEN_UP, GivenUp
+from xidstream.pipeline.poison import NO_SKIPS, Skips
 from xidstream.pipeline.settings.file_modes import DEFAULT
 from xidstream.pipeline.storage.keys import Layout
 
@@ -23,7 +23,7 @@ class BufferSettings:
     storage_uri: str = field(repr=False)
     layout: Layout
     memory_bytes: int
-    given_up: GivenUp = NONE_GIVEN_UP
+    skips: Skips = NO_SKIPS
     """Transactions of which nothing is released."""
     bind_late: bool = False
     """Whether the sink takes segments as its own files."""

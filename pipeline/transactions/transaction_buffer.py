@@ -99,7 +99,7 @@ class TransactionBuffer:
         """Where segments go."""
         self._layout = settings.layout
         """The keys of this epoch."""
-        self._given_up = settings.given_up
+        self._skips = settings.skips
         self._bind_late = settings.bind_late
         self._parks = settings.parks
         self._memory = BufferMemory(settings.memory_bytes)
@@ -129,7 +129,7 @@ class TransactionBuffer:
         relations = self._known.relations(numbers)
         parts = UnitParts(self._put, len(relations))
         decoded = self._decode.decode_plain_block(
-            *block, relations, self._given_up, functools.partial(_release_plain, parts), parks=self._parks
+            *block, relations, self._skips, functools.partial(_release_plain, parts), parks=self._parks
         )
         reach("block_decoded")
         if not decoded.is_whole:
@@ -146,7 +146,7 @@ class TransactionBuffer:
             n_rows=decoded.n_rows,
             n_bytes=sum(p.n_bytes for p in memory) + sum(p.n_bytes for p in messages),
             undeliverable=decoded.undeliverable,
-            left_out=decoded.left_out,
+            skipped=decoded.skipped,
             bad_tables=decoded.bad_tables,
         )
 
@@ -268,13 +268,13 @@ class TransactionBuffer:
         transaction = self._started(end.xid, each.step)
         self._roll_back(transaction, each.aborted)
         reach("sealing")
-        is_given_up = (end.xid, end.commit_lsn) in self._given_up
-        if not is_given_up and (self._parks or transaction.poison() is None):
+        is_skipped = (end.xid, end.commit_lsn) in self._skips
+        if not is_skipped and (self._parks or transaction.poison() is None):
             self._shorten(transaction, transaction.cuts())
             if self._bind_late:
                 self._write_last_segments(transaction)
         written = transaction.segment_keys()
-        sealed = transaction.seal(end, self._put, self._given_up, parks=self._parks)
+        sealed = transaction.seal(end, self._put, self._skips, parks=self._parks)
         reach("sealed")
         del self._open[end.xid]
         self._delete_unnamed(written, set(sealed.stored_keys()))

@@ -39,7 +39,7 @@ from xidstream.pipeline.spark.executor_tasks import released_messages
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import journaled_lsn, last_owner
 from xidstream.pipeline.storage.segment_file import SegmentReader
-from xidstream.pipeline.storage.skips import given_up
+from xidstream.pipeline.storage.skips import pending_skips
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import Cut, StreamCutter
 from xidstream.pipeline.stream.ledger import TransactionLedger
@@ -223,10 +223,10 @@ class LocalPipeline:
             self.layout = Layout(identity.system_identifier, identity.slot, epoch)
             opened = self.slot.opened(start_lsn, last_owner(self.storage, self.layout))
             self._journal = JournalContents(self.storage, self.layout)
-            skipped = given_up(self.storage, self.layout, self.slot.confirmed_flush_lsn)
+            skipped = pending_skips(self.storage, self.layout, self.slot.confirmed_flush_lsn)
             self.stages = LocalStages(
                 options.config(folder),
-                dataclasses.replace(opened, given_up=skipped),
+                dataclasses.replace(opened, skips=skipped),
                 epoch,
                 buffer_memory_bytes=options.buffer_memory_bytes,
                 write=lambda batch: sink.write(batch, self.storage),

@@ -226,7 +226,7 @@ class LocalStages:
             config.storage,
             layout,
             buffer_memory_bytes,
-            opened.given_up,
+            opened.skips,
             bind_late=bind_late,
             parks=config.on_poison == "park",
         )

@@ -19,7 +19,7 @@ from xidstream.pipeline.commits.commit_sequence import CommitSequence
 from xidstream.pipeline.commits.joined_units import join
 from xidstream.pipeline.exchange import SINGLE_UNITS, InlineMessages, MemoryMessages, MemoryPart, Sealed
 from xidstream.pipeline.packs import FEW_TABLES, UnitParts
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
@@ -113,7 +113,7 @@ def test_what_crosses_processes_is_what_it_was() -> None:
 def test_a_joined_unit_has_all_rows_lines_and_messages_in_their_order(n_tables: int) -> None:
     versions = [relation("t" * (i + 1)) for i in range(n_tables)]
     contents = [unit(lsn, *versions, message=lsn % 3 == 0) for lsn in range(100, 150)]
-    contents[7] = dataclasses.replace(contents[7], left_out=(LeftOutTransaction(Xid(7), Lsn(107)),))
+    contents[7] = dataclasses.replace(contents[7], skipped=(SkippedTransaction(Xid(7), Lsn(107)),))
     joined = join(contents, fetch, Stored)
     assert by_version([joined]) == by_version(contents)
     assert len(joined.memory) == n_tables
@@ -123,7 +123,7 @@ def test_a_joined_unit_has_all_rows_lines_and_messages_in_their_order(n_tables: 
     (messages,) = joined.messages
     assert isinstance(messages, InlineMessages)
     assert messages.rows.column("lsn").to_pylist() == [*range(102, 150, 3)]
-    assert joined.left_out == ((7, 107, None),)
+    assert joined.skipped == ((7, 107, None),)
 
 
 def test_rows_of_two_versions_of_a_table_stay_apart_also_where_the_first_comes_back() -> None:

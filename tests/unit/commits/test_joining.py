@@ -35,7 +35,7 @@ def together(contents: Sequence[Sealed]) -> Sealed:
         (),
         sum(each.n_rows for each in contents),
         sum(each.n_bytes for each in contents),
-        left_out=tuple(pair for each in contents for pair in each.left_out),
+        skipped=tuple(pair for each in contents for pair in each.skipped),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from xidstream.pipeline.errors import SnapshotInterrupted
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
-from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable, resumed
+from xidstream.pipeline.parked import ParkedTable, SkippedTransaction, resumed
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -21,7 +21,7 @@ from xidstream.pipeline.snapshot.key_filter import KeyFilter, Repair, parse_key_
 from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource, Witness
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import write_progress
-from xidstream.pipeline.storage.skips import Skip, note_left_out, write_skip
+from xidstream.pipeline.storage.skips import Skip, note_skipped, write_skip
 from xidstream.pipeline.storage.snapshot_record import cancel, read_taken, read_wishes, request
 from xidstream.pipeline.storage.storage import Storage
 
@@ -216,7 +216,7 @@ def test_a_transaction_that_was_given_up_has_the_snapshots_of_its_tables_taken_a
     skip = Skip(Xid(9), Lsn(200), datetime.datetime.now(datetime.timezone.utc))
     write_skip(storage, LAYOUT, skip)
     assert book_of(storage).needs(sources, lines, LSN).ended == (), "no run has met it yet"
-    note_left_out(storage, LAYOUT, [LeftOutTransaction(skip.xid, skip.commit_lsn, relids)])
+    note_skipped(storage, LAYOUT, [SkippedTransaction(skip.xid, skip.commit_lsn, relids)])
     needs = book_of(storage).needs(sources, lines, LSN)
     why = "transaction 9, with its commit at 0/C8, was given up (`xidstream slot skip`)"
     assert needs.ended == tuple((line, why) for line in lines[: 1 if relids else 2])

@@ -33,7 +33,7 @@ from xidstream.pipeline.exchange import (
     UnitEnd,
 )
 from xidstream.pipeline.packs import FEW_TABLES, UnitParts
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.parquet import CommitStamp, fill
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity, rows
@@ -151,9 +151,9 @@ class Written:
         yield (
             dataclasses.replace(
                 unit(transaction_rows(0x1000, 0x1100), 8, memory=of_few.finish()),
-                left_out=(
-                    LeftOutTransaction(Xid(9), Lsn(0x1080), (16384,)),
-                    LeftOutTransaction(Xid(9), Lsn(0x1084)),
+                skipped=(
+                    SkippedTransaction(Xid(9), Lsn(0x1080), (16384,)),
+                    SkippedTransaction(Xid(9), Lsn(0x1084)),
                 ),
             ),
             UnitEnd(Lsn(0x1000), Lsn(0x1100), Lsn(0x1130), 2),
@@ -261,7 +261,7 @@ def test_what_was_given_up_is_left_out_of_its_unit_and_all_else_is_there(
             in part_rows(part, lambda ref: written.store[ref].to_batches())["_commit_lsn"].to_pylist()
         }
         relids |= {p.relation.relid for p in before.segments if p.commit.commit_lsn == pair[1]}
-        assert relids and found.left_out == (*before.left_out, (*pair, tuple(sorted(relids))))
+        assert relids and found.skipped == (*before.skipped, (*pair, tuple(sorted(relids))))
         of_both = (
             (before.transactions, written.store.rows_of(before)),
             (found.transactions, store.rows_of(found)),

@@ -281,12 +281,12 @@ def test_a_transaction_whose_last_segment_cannot_be_written_is_not_committed(sto
 
 @pytest.mark.parametrize("how", ["given up", "undeliverable"])
 def test_what_is_not_delivered_is_not_written_at_its_commit(storage: Path, how: str) -> None:
-    given_up = frozenset({(XID, Lsn(0x200))}) if how == "given up" else frozenset()
-    calls = Calls(storage, bind_late=True, given_up=given_up)
+    skips = frozenset({(XID, Lsn(0x200))}) if how == "given up" else frozenset()
+    calls = Calls(storage, bind_late=True, skips=skips)
     for _ in range(5):
         calls.add(WIDE)
     calls.add(POISON)
     sealed = calls.commit()
     if how == "given up":
-        assert sealed.left_out == ((XID, 0x200, (5,)),)
+        assert sealed.skipped == ((XID, 0x200, (5,)),)
     assert not storage.exists(), "nothing was ever written"
