@@ -52,13 +52,13 @@ def measure(n: int) -> dict[str, float]:
         start_s = time.process_time()
         for message in messages:
             cutter.feed(message)
-        (cut,) = cutter.flush()
-        assert isinstance(cut, PlainBlock) and cut.block is not None
-        versions = cut.block.relations.versions
+        (event,) = cutter.flush()
+        assert isinstance(event, PlainBlock) and event.block is not None
+        versions = event.block.relations.versions
         told = pickle.dumps(pool.call(versions, versions))
         between_s = time.process_time()
         buffer.call(versions, pickle.loads(told))
-        decode_plain_block(cut.block.payload, cut.block.lengths, buffer.relations(versions))
+        decode_plain_block(event.block.payload, event.block.lengths, buffer.relations(versions))
         reader_s, buffer_s = reader_s + between_s - start_s, buffer_s + time.process_time() - between_s
         told_bytes += len(told)
     return {

@@ -23,7 +23,7 @@ stair is written in pyproject.toml, import-linter checks it in CI, and a test ho
         decode      blocks to Arrow, in compiled kernels
         postgres    the replication connection, and all that is asked of the server
         storage     the storage: segments, prepared transactions, the journal's files, the record
-        stream      the slot's stream, cut into blocks by transaction, and where each cut goes
+        stream      the slot's stream, cut into blocks by transaction, and where each event goes
     packs           small parts of many tables in one object
     exchange        the values that cross processes
     parquet         the Parquet file of a transaction's rows, filled in at COMMIT

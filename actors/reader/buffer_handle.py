@@ -68,8 +68,8 @@ class BufferHandle:
         result: ray.ObjectRef = self.actor.abort.remote(xid, step)
         return result
 
-    def prepare(self, cut: Prepared, step: int) -> ray.ObjectRef:
-        result: ray.ObjectRef = self.actor.prepare.remote(cut, step)
+    def prepare(self, event: Prepared, step: int) -> ray.ObjectRef:
+        result: ray.ObjectRef = self.actor.prepare.remote(event, step)
         return result
 
     def move_to(self, target: BufferHandle, xid: Xid, step: int) -> ray.ObjectRef:

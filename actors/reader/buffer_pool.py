@@ -8,7 +8,7 @@ them.
 When a transaction moves to another buffer, its rows in memory go through the object store; of its segments only the
 names move. Ray keeps the calls of one caller in order, and so a transaction's blocks.
 
-What is known of a transaction stands in its record in the reader's ledger, which ``CutRouting`` removes.
+What is known of a transaction stands in its record in the reader's ledger, which ``EventRouter`` removes.
 
 What a buffer raised comes out of ``collect``, ``adapt`` and ``BufferFleet.check_alive``.
 """
@@ -77,11 +77,11 @@ class BufferPool:
 
     # -- blocks and ends -------------------------------------------------------------------------------
 
-    def add_block(self, cut: TransactionBlock) -> None:
+    def add_block(self, event: TransactionBlock) -> None:
         """On its way after ``send``, with others for the same buffer."""
-        record = self._ledger.of(cut.xid)
+        record = self._ledger.of(event.xid)
         buffer = self._buffers[self._policy.assign(record)]
-        buffer.parcel.add_block(cut, record.next_step())
+        buffer.parcel.add_block(event, record.next_step())
         if buffer.parcel.n_bytes >= self._parcel_bytes:
             self._send(buffer)
 
@@ -90,9 +90,9 @@ class BufferPool:
         for buffer in self._buffers.values():
             self._send(buffer)
 
-    def decode_plain(self, cut: PlainBlock, ticket: int) -> ray.ObjectRef | Sealed:
+    def decode_plain(self, event: PlainBlock, ticket: int) -> ray.ObjectRef | Sealed:
         """The block's content, where it is so small that it was decoded here; else the reference to it."""
-        block = cut.block
+        block = event.block
         assert block is not None, "a plain block is sent once"
         content = self._small_blocks.decode(block)
         if content is not None:
@@ -121,11 +121,11 @@ class BufferPool:
         sealed, record.sealed = record.sealed, None
         return sealed
 
-    def prepare(self, cut: Prepared, ticket: int) -> ray.ObjectRef:
+    def prepare(self, event: Prepared, ticket: int) -> ray.ObjectRef:
         """Also for a transaction without a row: its record must be durable all the same."""
-        record = self._ledger.of(cut.xid)
+        record = self._ledger.of(event.xid)
         self._policy.assign(record)
-        result = self._of(record).prepare(cut, record.n_steps)
+        result = self._of(record).prepare(event, record.n_steps)
         self._policy.end(record, ticket)
         return result
 

@@ -58,7 +58,7 @@ from xidstream.pipeline.stream import (
     RolledBackPrepared,
     Unsendable,
 )
-from xidstream.pipeline.stream.cut_routing import TicketedCut
+from xidstream.pipeline.stream.event_router import OrderedEvent
 from xidstream.pipeline.transactions.sealed import empty_unit, skipped_unit, undeliverable_unit
 
 _VERIFYING_THREADS: Final = 2
@@ -95,7 +95,7 @@ class CommitSequence:
         """The LSN at which the run is finished; None for a run without an end."""
         self._stopping = False
         """Whether no further batch is given out."""
-        self._early: dict[int, TicketedCut] = {}
+        self._early: dict[int, OrderedEvent] = {}
         """Entries that arrived before an earlier ticket: calls to an asyncio actor may overtake each other."""
         self._prepared = PreparedBook()
         """The transactions between PREPARE and COMMIT or ROLLBACK PREPARED."""
@@ -201,7 +201,7 @@ class CommitSequence:
 
     # -- from the reader -------------------------------------------------------------------------------
 
-    async def submit(self, entries: list[TicketedCut]) -> int:
+    async def submit(self, entries: list[OrderedEvent]) -> int:
         """Take entries at their tickets' turn: calls to an asyncio actor may overtake each other. Returns what all that
         waits for the sink takes in memory, in bytes."""
         self._early.update((entry.ticket, entry) for entry in entries)
@@ -214,38 +214,38 @@ class CommitSequence:
         self._changed.notify()
         return self._order.waiting_bytes
 
-    def _take(self, entry: TicketedCut) -> None:
-        cut, ticket = entry.cut, entry.ticket
-        if isinstance(cut, PlainBlock):
+    def _take(self, entry: OrderedEvent) -> None:
+        event, ticket = entry.event, entry.ticket
+        if isinstance(event, PlainBlock):
             self._order.add_unit(
-                ticket, cut.first_commit_lsn, cut.last_commit_lsn, cut.end_lsn, cut.n_transactions
+                ticket, event.first_commit_lsn, event.last_commit_lsn, event.end_lsn, event.n_transactions
             )
             self._fill_with(ticket, entry.result)
-        elif isinstance(cut, Committed):
-            self._add_transaction(ticket, cut.end)
-            self._fill_with(ticket, empty_unit(cut.end) if entry.result is None else entry.result)
-        elif isinstance(cut, Prepared):
-            self._order.add_hold(ticket, cut.end_lsn, xid=cut.xid)
+        elif isinstance(event, Committed):
+            self._add_transaction(ticket, event.end)
+            self._fill_with(ticket, empty_unit(event.end) if entry.result is None else entry.result)
+        elif isinstance(event, Prepared):
+            self._order.add_hold(ticket, event.end_lsn, xid=event.xid)
             self._tasks.spawn(self._prepare_from(ticket, entry.result))
-        elif isinstance(cut, CommittedPrepared):
-            self._add_transaction(ticket, cut.end, "COMMIT PREPARED")
-            self._tasks.spawn(self._fill_prepared(ticket, cut.end))
-        elif isinstance(cut, RolledBackPrepared):
-            self._order.add_hold(ticket, cut.end_lsn, message="ROLLBACK PREPARED", xid=cut.xid)
-            self._tasks.spawn(self._roll_back_prepared(ticket, cut))
-        elif isinstance(cut, Unsendable):
-            self._take_unsendable(ticket, cut)
+        elif isinstance(event, CommittedPrepared):
+            self._add_transaction(ticket, event.end, "COMMIT PREPARED")
+            self._tasks.spawn(self._fill_prepared(ticket, event.end))
+        elif isinstance(event, RolledBackPrepared):
+            self._order.add_hold(ticket, event.end_lsn, message="ROLLBACK PREPARED", xid=event.xid)
+            self._tasks.spawn(self._roll_back_prepared(ticket, event))
+        elif isinstance(event, Unsendable):
+            self._take_unsendable(ticket, event)
         else:
-            assert isinstance(cut, Position), cut
-            self._order.add_position(ticket, cut.wal_end)
+            assert isinstance(event, Position), event
+            self._order.add_position(ticket, event.wal_end)
 
-    def _take_unsendable(self, ticket: int, cut: Unsendable) -> None:
-        if not cut.lsn or (cut.xid, cut.lsn) not in self._skips:
+    def _take_unsendable(self, ticket: int, event: Unsendable) -> None:
+        if not event.lsn or (event.xid, event.lsn) not in self._skips:
             self._order.add_unit(ticket, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
-            self._fill(ticket, undeliverable_unit(cut.error))
+            self._fill(ticket, undeliverable_unit(event.error))
             return
         # The server decodes what commits at the confirmed position or after it: this leaves out just the one.
-        end = TransactionEnd(cut.xid, cut.lsn, Lsn(cut.lsn + 1), 0)
+        end = TransactionEnd(event.xid, event.lsn, Lsn(event.lsn + 1), 0)
         self._add_transaction(ticket, end)
         self._fill(ticket, skipped_unit(end))
 
@@ -300,9 +300,9 @@ class CommitSequence:
             self._finished.add(ticket, prepared)
         self._fill(ticket, content)
 
-    async def _roll_back_prepared(self, ticket: int, cut: RolledBackPrepared) -> None:
+    async def _roll_back_prepared(self, ticket: int, event: RolledBackPrepared) -> None:
         await self._prepares_before(ticket)
-        prepared = self._prepared.roll_back(cut.xid, cut.gid)
+        prepared = self._prepared.roll_back(event.xid, event.gid)
         if prepared is not None:
             self._finished.add(ticket, prepared)
         self._order.resolve(ticket)

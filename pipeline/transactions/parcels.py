@@ -26,14 +26,16 @@ class Parcel:
     n_bytes: int = 0
     ends: list[End] = field(default_factory=list)
 
-    def add_block(self, cut: TransactionBlock, step: int) -> None:
+    def add_block(self, event: TransactionBlock, step: int) -> None:
         """``step``: how many blocks the transaction had before."""
-        versions = cut.block.relations.versions
-        aborted = tuple(map(int, cut.aborted))
-        self.heads.append(BlockHead(cut.xid, step, cut.first_lsn, cut.streamed, tuple(versions), aborted))
+        versions = event.block.relations.versions
+        aborted = tuple(map(int, event.aborted))
+        self.heads.append(
+            BlockHead(event.xid, step, event.first_lsn, event.streamed, tuple(versions), aborted)
+        )
         self.versions.update(versions)
-        self.blocks.append((cut.block.payload, cut.block.lengths))
-        self.n_bytes += cut.block.n_bytes
+        self.blocks.append((event.block.payload, event.block.lengths))
+        self.n_bytes += event.block.n_bytes
 
     def add_end(self, end: TransactionEnd, step: int, aborted: Iterable[Xid] = ()) -> None:
         """After the blocks that are in the parcel now; ``step`` as above."""

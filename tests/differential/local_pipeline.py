@@ -1,6 +1,6 @@
 """The pipeline in one process: the code of production over a real replication connection, without Ray and Spark.
 
-``open_slot`` → ``StreamCutter`` → ``LocalStages``, which has the routing of cuts, a ``TransactionBuffer`` and a
+``open_slot`` → ``StreamCutter`` → ``LocalStages``, which has the ``EventRouter``, a ``TransactionBuffer`` and a
 ``CommitSequence`` → a ``Sink``. Only the loop that reads and the sink are the tests'.
 A new ``LocalPipeline`` over the same storage and sink is a restart.
 
@@ -41,7 +41,7 @@ from xidstream.pipeline.storage.progress import journaled_lsn, last_owner
 from xidstream.pipeline.storage.segment_file import SegmentReader
 from xidstream.pipeline.storage.skips import pending_skips
 from xidstream.pipeline.storage.storage import Storage
-from xidstream.pipeline.stream import Cut, StreamCutter
+from xidstream.pipeline.stream import StreamCutter, StreamEvent
 from xidstream.pipeline.stream.ledger import TransactionLedger
 
 _MESSAGES_PER_LOOK = 2000
@@ -336,9 +336,9 @@ class LocalPipeline:
         if keepalive.reply_requested:
             self._send_status(reply=False)
 
-    def _send(self, cuts: Sequence[Cut]) -> None:
-        if cuts:
-            self.stages.send(cuts)
+    def _send(self, events: Sequence[StreamEvent]) -> None:
+        if events:
+            self.stages.send(events)
 
     def _confirm(self, lsn: Lsn) -> None:
         if lsn > self.confirmed_lsn:

@@ -29,9 +29,9 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.storage.keys import Layout
-from xidstream.pipeline.stream import Cut, PlainBlock, Prepared, TransactionBlock
+from xidstream.pipeline.stream import PlainBlock, Prepared, StreamEvent, TransactionBlock
 from xidstream.pipeline.stream.backlog import Backlog
-from xidstream.pipeline.stream.cut_routing import CutRouting
+from xidstream.pipeline.stream.event_router import EventRouter
 from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.transactions.buffer_calls import BufferSettings, RawBlock
 from xidstream.pipeline.transactions.known_relations import KnownRelations
@@ -67,7 +67,7 @@ class _Buffer(TransactionBuffer):
 
 
 class LocalBuffers:
-    """``cut_routing.Buffers``, called directly; ``result`` makes an awaitable of what they return."""
+    """``event_router.Buffers``, called directly; ``result`` makes an awaitable of what they return."""
 
     def __init__(
         self, settings: BufferSettings, result: Callable[[Any], Any], spares: Spares | None = None
@@ -96,22 +96,22 @@ class LocalBuffers:
         carried = pickle.loads(pickle.dumps(source.give_up(xid, self._steps[xid])))
         self._note(self._of(xid).adopt(carried))
 
-    def add_block(self, cut: TransactionBlock) -> None:
-        self.open.setdefault(cut.xid, BufferedTransaction(cut.xid, 0, 0, 0))
-        self._of(cut.xid).parcel.add_block(cut, self._step(cut.xid))
+    def add_block(self, event: TransactionBlock) -> None:
+        self.open.setdefault(event.xid, BufferedTransaction(event.xid, 0, 0, 0))
+        self._of(event.xid).parcel.add_block(event, self._step(event.xid))
 
     def abort(self, xid: Xid) -> None:
         self._sent(xid).abort(xid, self._leave(xid))
 
-    def decode_plain(self, cut: PlainBlock, ticket: int) -> Any:
-        assert cut.block is not None
-        versions = cut.block.relations.versions
+    def decode_plain(self, event: PlainBlock, ticket: int) -> Any:
+        assert event.block is not None
+        versions = event.block.relations.versions
         new_versions = self._first.known.call(versions, versions)
-        block = self._carried((cut.block.payload, cut.block.lengths))
+        block = self._carried((event.block.payload, event.block.lengths))
         return self._result(self._first.decode_plain(tuple(versions), new_versions, block))
 
-    def prepare(self, cut: Prepared, ticket: int) -> Any:
-        return self._result(self._sent(cut.xid).prepare(cut, self._leave(cut.xid)))
+    def prepare(self, event: Prepared, ticket: int) -> Any:
+        return self._result(self._sent(event.xid).prepare(event, self._leave(event.xid)))
 
     def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...]) -> None:
         buffer = self._of(end.xid)
@@ -235,7 +235,7 @@ class LocalStages:
         self._sequence = CommitSequence(
             config, epoch, lambda error: error, table_of, InProcess, threads=lambda *_: _AtOnce()
         )
-        self._routing = CutRouting(self.buffers, self._submit, self._backlog, ledger or TransactionLedger())
+        self._router = EventRouter(self.buffers, self._submit, self._backlog, ledger or TransactionLedger())
         try:
             self._run(self._sequence.open(self._tell_reader, opened, None))
             # No time goes by here, so no position may wait for its turn.
@@ -249,11 +249,11 @@ class LocalStages:
     @property
     def end_lsn(self) -> Lsn:
         """Of the last commit that was sent."""
-        return self._routing.end_lsn
+        return self._router.end_lsn
 
-    def send(self, cuts: Iterable[Cut]) -> None:
-        """What the reader does: cuts in stream order."""
-        self._routing.send(cuts)
+    def send(self, events: Iterable[StreamEvent]) -> None:
+        """What the reader does: events in stream order."""
+        self._router.send(events)
 
     def finish(self, shuffle: random.Random | None, *, entirely: bool = True) -> None:
         """Give what buffers returned to the sequencer; with ``shuffle`` in any order, not ``entirely``: some of it."""

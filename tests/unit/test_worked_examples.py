@@ -8,7 +8,7 @@ from xidstream.pipeline.exchange import Sealed, TransactionEnd
 from xidstream.pipeline.mirror.plan import BaseFile, KeyRange, plan_swap
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.stream import Committed, Cut, PlainBlock, StreamCutter, TransactionBlock
+from xidstream.pipeline.stream import Committed, PlainBlock, StreamCutter, StreamEvent, TransactionBlock
 from xidstream.pipeline.transactions.sealed import transaction_row
 
 
@@ -36,8 +36,8 @@ def test_three_interleaved_transactions_leave_the_cutter_in_commit_order() -> No
     wire.stream_abort(740, 741)
     wire.stream_commit(740, 0x5000)
     wire.stream_abort(750, 750)
-    cuts: list[Cut] = [cut for data in wire.take() for cut in cutter.feed(data)]
-    plain, block, commit = cuts
+    events: list[StreamEvent] = [event for data in wire.take() for event in cutter.feed(data)]
+    plain, block, commit = events
     assert isinstance(plain, PlainBlock) and plain.last_commit_lsn == 0x4000
     assert isinstance(block, TransactionBlock) and (block.xid, len(block.block.lengths)) == (740, 5)
     assert isinstance(commit, Committed) and commit.aborted == (741,)

@@ -26,7 +26,7 @@ from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA,
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.stream import PlainBlock
 from xidstream.pipeline.stream.backlog import Backlog
-from xidstream.pipeline.stream.cut_routing import TicketedCut
+from xidstream.pipeline.stream.event_router import OrderedEvent
 
 ROW_BYTES = 160
 """Of a transaction of one row, as the server sends it."""
@@ -196,7 +196,7 @@ async def hang_and_go_on(config: Config, n_commits: int, look: Callable[[int, in
             content: asyncio.Future[Sealed] = asyncio.get_running_loop().create_future()
             content.set_result(trickle.unit(lsn // 10))
             backlog.owe(ticket, ROW_BYTES)
-            entries.append(TicketedCut(ticket, PlainBlock(None, lsn, lsn, Lsn(lsn + 5), 1), content))
+            entries.append(OrderedEvent(ticket, PlainBlock(None, lsn, lsn, Lsn(lsn + 5), 1), content))
         n += len(entries)
         backlog.measured(await sequencer.submit(entries))
         del entries, content

@@ -118,18 +118,18 @@ class Course:
     def cut(self) -> None:
         self._handle(self.cutter.flush_open())
 
-    def _handle(self, cuts: Sequence[Any]) -> list[Any]:
+    def _handle(self, events: Sequence[Any]) -> list[Any]:
         results = []
-        for cut in cuts:
+        for event in events:
             parcel = Parcel()
-            if isinstance(cut, TransactionBlock):
-                parcel.add_block(cut, self.n_blocks)
+            if isinstance(event, TransactionBlock):
+                parcel.add_block(event, self.n_blocks)
                 self.n_blocks += 1
-            elif isinstance(cut, Committed):
-                parcel.add_end(cut.end, self.n_blocks, cut.aborted)
+            elif isinstance(event, Committed):
+                parcel.add_end(event.end, self.n_blocks, event.aborted)
             else:
-                assert isinstance(cut, Prepared)
-                results.append(self.buffer.prepare(cut, self.n_blocks))
+                assert isinstance(event, Prepared)
+                results.append(self.buffer.prepare(event, self.n_blocks))
                 continue
             *sealed, _ = self.buffer.add_and_commit(parcel.heads, parcel.versions, parcel.blocks, parcel.ends)
             results += sealed
