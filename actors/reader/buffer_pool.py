@@ -32,7 +32,7 @@ from xidstream.pipeline.stream.ledger import TransactionLedger, TransactionRecor
 from xidstream.pipeline.transactions.buffer_calls import BufferSettings
 from xidstream.pipeline.transactions.pool import BufferPoolPolicy
 
-_PARCEL_BLOCKS = 2
+_CALL_BLOCKS = 2
 """Full blocks that go in one call at most: two, because what several transactions left over is mostly more than one."""
 
 
@@ -49,7 +49,7 @@ class BufferPool:
     ) -> None:
         self._ledger = ledger
         """What is known of each open transaction. This pool writes the half of the sending thread."""
-        self._parcel_bytes = _PARCEL_BLOCKS * config.block_bytes
+        self._call_bytes = _CALL_BLOCKS * config.block_bytes
         self._spares = spares
         maximum = config.buffers_max if share is None else config.buffers_min
         self._policy = BufferPoolPolicy(config.buffers_min, maximum, config.buffers_idle_s)
@@ -81,8 +81,8 @@ class BufferPool:
         """On its way after ``send``, with others for the same buffer."""
         record = self._ledger.of(event.xid)
         buffer = self._buffers[self._policy.assign(record)]
-        buffer.parcel.add_block(event, record.next_step())
-        if buffer.parcel.n_bytes >= self._parcel_bytes:
+        buffer.next_call.add_block(event, record.next_step())
+        if buffer.next_call.n_bytes >= self._call_bytes:
             self._send(buffer)
 
     def send(self) -> None:
@@ -111,7 +111,7 @@ class BufferPool:
     def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...] = ()) -> None:
         """On its way after ``send``, after the blocks: ``sealed`` is what comes of it."""
         record = self._ledger.of(end.xid)
-        self._owner(record).parcel.add_end(end, record.n_steps, aborted)
+        self._owner(record).next_call.add_end(end, record.n_steps, aborted)
         self._policy.end(record, ticket)
 
     def sealed(self, xid: Xid) -> ray.ObjectRef:
@@ -160,13 +160,13 @@ class BufferPool:
         return buffer
 
     def _send(self, buffer: BufferHandle) -> None:
-        parcel, held, sealed = buffer.send()
+        call, held, sealed = buffer.send()
         if held is None:
             return
         for xid, reference in sealed.items():
             self._ledger.of(xid).sealed = reference
-        self._in_flight.add(held, parcel.n_bytes)
-        for payload, _ in parcel.blocks:
+        self._in_flight.add(held, call.n_bytes)
+        for payload, _ in call.blocks:
             # It was copied, into shared memory or into the call.
             self._spares.release(payload)
 

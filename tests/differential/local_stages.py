@@ -33,9 +33,8 @@ from xidstream.pipeline.stream import PlainBlock, Prepared, StreamEvent, Transac
 from xidstream.pipeline.stream.backlog import Backlog
 from xidstream.pipeline.stream.event_router import EventRouter
 from xidstream.pipeline.stream.ledger import TransactionLedger
-from xidstream.pipeline.transactions.buffer_calls import BufferSettings, RawBlock
+from xidstream.pipeline.transactions.buffer_calls import BufferCall, BufferSettings, RawBlock
 from xidstream.pipeline.transactions.known_relations import KnownRelations
-from xidstream.pipeline.transactions.parcels import Parcel
 from xidstream.pipeline.transactions.transaction_buffer import TransactionBuffer
 
 _Result = TypeVar("_Result")
@@ -58,11 +57,11 @@ def table_of(ref: InProcess) -> pa.Table:
 
 
 class _Buffer(TransactionBuffer):
-    """``parcel``: what goes with the next call; ``known``: which relation versions it was told."""
+    """``next_call``: what goes with the next call; ``known``: which relation versions it was told."""
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings, InProcess)
-        self.parcel = Parcel()
+        self.next_call = BufferCall()
         self.known = KnownRelations()
 
 
@@ -98,7 +97,7 @@ class LocalBuffers:
 
     def add_block(self, event: TransactionBlock) -> None:
         self.open.setdefault(event.xid, BufferedTransaction(event.xid, 0, 0, 0))
-        self._of(event.xid).parcel.add_block(event, self._step(event.xid))
+        self._of(event.xid).next_call.add_block(event, self._step(event.xid))
 
     def abort(self, xid: Xid) -> None:
         self._sent(xid).abort(xid, self._leave(xid))
@@ -115,7 +114,7 @@ class LocalBuffers:
 
     def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...]) -> None:
         buffer = self._of(end.xid)
-        buffer.parcel.add_end(end, self._leave(end.xid), aborted)
+        buffer.next_call.add_end(end, self._leave(end.xid), aborted)
 
     def send(self) -> None:
         self._send(self._first)
@@ -134,14 +133,14 @@ class LocalBuffers:
         return buffer
 
     def _send(self, buffer: _Buffer) -> None:
-        parcel = buffer.parcel
-        if not parcel.heads and not parcel.ends:
+        call = buffer.next_call
+        if not call.heads and not call.ends:
             return
-        buffer.parcel = Parcel()
-        new_versions = buffer.known.call(parcel.relation_numbers(), parcel.versions)
-        blocks = [self._carried(block) for block in parcel.blocks]
-        *sealed, helds = buffer.add_and_commit(parcel.heads, new_versions, blocks, parcel.ends)
-        for end, content in zip(parcel.ends, sealed, strict=True):
+        buffer.next_call = BufferCall()
+        new_versions = buffer.known.call(call.relation_numbers(), call.versions)
+        blocks = [self._carried(block) for block in call.blocks]
+        *sealed, helds = buffer.add_and_commit(call.heads, new_versions, blocks, call.ends)
+        for end, content in zip(call.ends, sealed, strict=True):
             self._sealed[end.end.xid] = self._result(content)
         for held in helds:
             self._note(held)

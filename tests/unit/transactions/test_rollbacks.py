@@ -27,8 +27,7 @@ from xidstream.pipeline.storage.segment_file import SegmentReader
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import Committed, Prepared, StreamCutter, TransactionBlock
 from xidstream.pipeline.transactions import transaction
-from xidstream.pipeline.transactions.buffer_calls import BufferSettings
-from xidstream.pipeline.transactions.parcels import Parcel
+from xidstream.pipeline.transactions.buffer_calls import BufferCall, BufferSettings
 from xidstream.pipeline.transactions.transaction_buffer import TransactionBuffer
 
 XID = 700
@@ -121,17 +120,17 @@ class Course:
     def _handle(self, events: Sequence[Any]) -> list[Any]:
         results = []
         for event in events:
-            parcel = Parcel()
+            call = BufferCall()
             if isinstance(event, TransactionBlock):
-                parcel.add_block(event, self.n_blocks)
+                call.add_block(event, self.n_blocks)
                 self.n_blocks += 1
             elif isinstance(event, Committed):
-                parcel.add_end(event.end, self.n_blocks, event.aborted)
+                call.add_end(event.end, self.n_blocks, event.aborted)
             else:
                 assert isinstance(event, Prepared)
                 results.append(self.buffer.prepare(event, self.n_blocks))
                 continue
-            *sealed, _ = self.buffer.add_and_commit(parcel.heads, parcel.versions, parcel.blocks, parcel.ends)
+            *sealed, _ = self.buffer.add_and_commit(call.heads, call.versions, call.blocks, call.ends)
             results += sealed
         return results
 
