@@ -16,7 +16,7 @@ from xidstream.pipeline.exchange import BufferedTransaction
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.stream import Block, Prepared
 from xidstream.pipeline.transactions.buffer_calls import BufferCall, BufferSettings
-from xidstream.pipeline.transactions.known_relations import KnownRelations
+from xidstream.pipeline.transactions.relation_cache import RelationCache
 
 _INLINE_BYTES = 64 << 10
 """Below this what a call carries travels inside the call: the object store would cost more than it saves."""
@@ -34,7 +34,7 @@ class BufferHandle:
         self.is_placed = False
         self.ping: Any = self.actor.pid.remote()
         """The reference to an answer that is on its way, or None. The first one says that the buffer is placed."""
-        self._known = KnownRelations()
+        self._relation_cache = RelationCache()
 
     # -- calls -----------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ class BufferHandle:
         call, self.next_call = self.next_call, BufferCall()
         if not call.heads and not call.ends:
             return call, None, {}
-        new_versions = self._known.call(call.relation_numbers(), call.versions)
+        new_versions = self._relation_cache.exchange(call.relation_numbers(), call.versions)
         blocks = _by_store(call.blocks, call.n_bytes)
         if not call.ends:
             return call, self.actor.add_blocks.remote(call.heads, new_versions, blocks), {}
@@ -58,7 +58,7 @@ class BufferHandle:
         versions = block.relations.versions
         sealed, ended = self.actor.decode_and_tell.options(num_returns=2).remote(
             tuple(versions),
-            self._known.call(versions, versions),
+            self._relation_cache.exchange(versions, versions),
             _by_store((block.payload, block.lengths), block.n_bytes),
         )
         return sealed, ended

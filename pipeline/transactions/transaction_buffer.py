@@ -57,9 +57,9 @@ from xidstream.pipeline.transactions.buffer_calls import (
     RawBlock,
 )
 from xidstream.pipeline.transactions.groups import is_too_large_for_memory
-from xidstream.pipeline.transactions.known_relations import KnownRelations
 from xidstream.pipeline.transactions.memory import MOST_PIECES, BufferMemory, take_last_segments
 from xidstream.pipeline.transactions.messages import message_parts
+from xidstream.pipeline.transactions.relation_cache import RelationCache
 from xidstream.pipeline.transactions.transaction import OpenTransaction
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class TransactionBuffer:
         """Decides what has to be spilled, and when."""
         self._open: dict[Xid, OpenTransaction] = {}
         """The open transactions, by their top-level xid."""
-        self._known = KnownRelations()
+        self._relation_cache = RelationCache()
         """The relation versions that calls name by number."""
         self._failure: BaseException | None = None
         """The first error: every later call fails with it."""
@@ -124,9 +124,9 @@ class TransactionBuffer:
         block: RawBlock,
     ) -> Sealed:
         """Whole small transactions, decoded and released at once; nothing of them stays here."""
-        self._known.call(numbers, new_versions)
+        self._relation_cache.exchange(numbers, new_versions)
         reach("decoding_block")
-        relations = self._known.relations(numbers)
+        relations = self._relation_cache.relations(numbers)
         parts = UnitParts(self._put, len(relations))
         decoded = self._decode.decode_plain_block(
             *block, relations, self._skips, functools.partial(_release_plain, parts), parks=self._parks
@@ -192,7 +192,7 @@ class TransactionBuffer:
 
     @_unless_failed
     def _learn(self, heads: Sequence[BlockHead], new_versions: Mapping[int, RelationVersion]) -> None:
-        self._known.call([number for head in heads for number in head.relations], new_versions)
+        self._relation_cache.exchange([number for head in heads for number in head.relations], new_versions)
 
     @_unless_failed
     def _add_all(self, heads: Sequence[BlockHead], blocks: Sequence[RawBlock]) -> list[BufferedTransaction]:
@@ -208,7 +208,7 @@ class TransactionBuffer:
         reach("decoding_block")
         decoded = self._decode.decode_transaction_block(
             *block,
-            self._known.relations(head.relations),
+            self._relation_cache.relations(head.relations),
             streamed=head.streamed,
             xid=head.xid,
             first_ordinal=transaction.n_rows,

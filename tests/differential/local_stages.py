@@ -34,7 +34,7 @@ from xidstream.pipeline.stream.backlog import Backlog
 from xidstream.pipeline.stream.event_router import EventRouter
 from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.transactions.buffer_calls import BufferCall, BufferSettings, RawBlock
-from xidstream.pipeline.transactions.known_relations import KnownRelations
+from xidstream.pipeline.transactions.relation_cache import RelationCache
 from xidstream.pipeline.transactions.transaction_buffer import TransactionBuffer
 
 _Result = TypeVar("_Result")
@@ -57,12 +57,12 @@ def table_of(ref: InProcess) -> pa.Table:
 
 
 class _Buffer(TransactionBuffer):
-    """``next_call``: what goes with the next call; ``known``: which relation versions it was told."""
+    """``next_call``: what goes with the next call; ``relation_cache``: which relation versions it was told."""
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings, InProcess)
         self.next_call = BufferCall()
-        self.known = KnownRelations()
+        self.relation_cache = RelationCache()
 
 
 class LocalBuffers:
@@ -105,7 +105,7 @@ class LocalBuffers:
     def decode_plain(self, event: PlainBlock, ticket: int) -> Any:
         assert event.block is not None
         versions = event.block.relations.versions
-        new_versions = self._first.known.call(versions, versions)
+        new_versions = self._first.relation_cache.exchange(versions, versions)
         block = self._carried((event.block.payload, event.block.lengths))
         return self._result(self._first.decode_plain(tuple(versions), new_versions, block))
 
@@ -137,7 +137,7 @@ class LocalBuffers:
         if not call.heads and not call.ends:
             return
         buffer.next_call = BufferCall()
-        new_versions = buffer.known.call(call.relation_numbers(), call.versions)
+        new_versions = buffer.relation_cache.exchange(call.relation_numbers(), call.versions)
         blocks = [self._carried(block) for block in call.blocks]
         *sealed, helds = buffer.add_and_commit(call.heads, new_versions, blocks, call.ends)
         for end, content in zip(call.ends, sealed, strict=True):

@@ -33,7 +33,7 @@ from xidstream.pipeline.stream import Block as StreamBlock
 from xidstream.pipeline.stream import Prepared, TransactionBlock, UsedRelations
 from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.transactions.buffer_calls import BlockHead, BufferSettings, End
-from xidstream.pipeline.transactions.known_relations import REMEMBERED_COLUMNS
+from xidstream.pipeline.transactions.relation_cache import REMEMBERED_COLUMNS
 
 pytestmark = pytest.mark.ray
 
