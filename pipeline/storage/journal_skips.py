@@ -25,7 +25,7 @@ from xidstream.pipeline.exchange import (
     MessagePart,
     Sealed,
 )
-from xidstream.pipeline.packs import Packs, UnitParts
+from xidstream.pipeline.packs import PackReader, PartsBuilder
 from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import Skips, skipped_among
@@ -57,8 +57,8 @@ def without_skipped(
             relids[segment.commit.commit_lsn].add(segment.relation.relid)
 
     # Each part is an object of its own: parts of one table stay in their order.
-    parts = UnitParts(put, n_tables=1)
-    packs = Packs(lambda ref: iter(table_of(ref).to_batches()))
+    parts = PartsBuilder(put, n_tables=1)
+    packs = PackReader(lambda ref: iter(table_of(ref).to_batches()))
     for part in unit.memory:
         rows = table_of(part.ref) if part.pack_index is None else pa.Table.from_batches(packs.rows([part]))
         for lsn in lsns.intersection(pc.unique(rows.column("_commit_lsn")).to_pylist()):

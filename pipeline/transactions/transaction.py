@@ -46,7 +46,7 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
     TransactionEnd,
 )
-from xidstream.pipeline.packs import UnitParts
+from xidstream.pipeline.packs import PartsBuilder
 from xidstream.pipeline.parked import BadTable
 from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg import Lsn, Xid
@@ -340,7 +340,7 @@ class OpenTransaction:
         self, stamp: Stamp, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]
     ) -> tuple[MemoryPart, ...]:
         relations = [key for key in self._groups if key is not None]
-        parts = UnitParts(put, len(relations))
+        parts = PartsBuilder(put, len(relations))
         for relation in relations:
             # Batches are released one by one, so that not all of them exist beside the copies that are put.
             batches = self._groups.take(relation).batches

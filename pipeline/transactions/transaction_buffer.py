@@ -38,7 +38,7 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
 )
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.packs import UnitParts
+from xidstream.pipeline.packs import PartsBuilder
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion, rows
 from xidstream.pipeline.schema.rows import Stamp
@@ -127,13 +127,13 @@ class TransactionBuffer:
         self._relation_cache.exchange(numbers, new_versions)
         reach("decoding_block")
         relations = self._relation_cache.relations(numbers)
-        parts = UnitParts(self._put, len(relations))
+        parts = PartsBuilder(self._put, len(relations))
         decoded = self._decode.decode_plain_block(
             *block, relations, self._skips, functools.partial(_release_plain, parts), parks=self._parks
         )
         reach("block_decoded")
         if not decoded.is_whole:
-            parts = UnitParts(self._put, len(relations))
+            parts = PartsBuilder(self._put, len(relations))
             for table in decoded.tables:
                 _release_plain(parts, table, decoded.stamp)
         memory = parts.finish()
@@ -360,6 +360,6 @@ class TransactionBuffer:
         return transaction
 
 
-def _release_plain(parts: UnitParts, table: DecodedTable, stamp: Stamp) -> None:
+def _release_plain(parts: PartsBuilder, table: DecodedTable, stamp: Stamp) -> None:
     released = rows.release(table.batch, table.relation, stamp, plain=True)
     parts.add(table.relation, pa.Table.from_batches([released]))

@@ -18,7 +18,7 @@ from tests.unit.commits.test_commit_sequence import AT_5, Reader
 from xidstream.pipeline.commits.commit_sequence import CommitSequence
 from xidstream.pipeline.commits.joined_units import join
 from xidstream.pipeline.exchange import SINGLE_UNITS, InlineMessages, MemoryMessages, MemoryPart, Sealed
-from xidstream.pipeline.packs import FEW_TABLES, UnitParts
+from xidstream.pipeline.packs import FEW_TABLES, PartsBuilder
 from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
@@ -73,7 +73,7 @@ def lines(lsns: Sequence[int], version: RelationVersion) -> pa.Table:
 
 def unit(lsn: int, *versions: RelationVersion, message: bool = False) -> Sealed:
     """One transaction with a row in each table, perhaps with a message."""
-    parts = UnitParts(Stored, len(versions))
+    parts = PartsBuilder(Stored, len(versions))
     for version in versions:
         parts.add(version, rows_of(version, [lsn]))
     memory = parts.finish()

@@ -32,7 +32,7 @@ from xidstream.pipeline.exchange import (
     Undeliverable,
     UnitEnd,
 )
-from xidstream.pipeline.packs import FEW_TABLES, UnitParts
+from xidstream.pipeline.packs import FEW_TABLES, PartsBuilder
 from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.parquet import CommitStamp, fill
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
@@ -129,10 +129,10 @@ class Written:
 
     def _units(self, relation: RelationVersion) -> Iterator[tuple[Sealed, UnitEnd]]:
         layout, storage = self.layout, self.storage
-        of_few = UnitParts(self.store.put, 1)
+        of_few = PartsBuilder(self.store.put, 1)
         of_few.add(table(1), rows_of(table(1), 5, 0x1000))
         of_few.add(table(1), pa.concat_tables([rows_of(table(1), 1, 0x1100), rows_of(table(1), 2, 0x1100)]))
-        of_many = UnitParts(self.store.put, FEW_TABLES + 4)
+        of_many = PartsBuilder(self.store.put, FEW_TABLES + 4)
         for n in range(FEW_TABLES + 4):
             of_many.add(table(n), rows_of(table(n), n + 1, 0x3000))
         batches = [make_batch(relation, 0, 300), make_batch(relation, 300, 7)]
@@ -381,7 +381,7 @@ def test_units_of_any_shape_come_back(tmp_path_factory, layout, shapes) -> None:
     """Of each unit: the tables of its parts with their rows, the sizes of its messages, its transactions."""
     storage, store, units, ends = Storage(str(tmp_path_factory.mktemp("journal"))), Store(), [], []
     for lsn, (parts, messages, n_transactions) in enumerate(shapes, 1):
-        made = UnitParts(store.put, len(parts))
+        made = PartsBuilder(store.put, len(parts))
         for number, n_rows in parts:
             made.add(table(number), rows_of(table(number), n_rows, lsn))
         inline = tuple(InlineMessages(message_rows(n)) for n in messages)
@@ -445,7 +445,7 @@ def test_an_object_that_is_not_what_its_part_says_is_not_confirmed(
 
 def test_a_place_behind_the_end_of_its_pack_is_not_confirmed(local, layout) -> None:
     store = Store()
-    made = UnitParts(store.put, FEW_TABLES + 1)
+    made = PartsBuilder(store.put, FEW_TABLES + 1)
     made.add(table(1), rows_of(table(1), 1, 1))
     (part,) = made.finish()
     for place in (1, -1):

@@ -27,7 +27,7 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
     UnitEnd,
 )
-from xidstream.pipeline.packs import FEW_TABLES, UnitParts
+from xidstream.pipeline.packs import FEW_TABLES, PartsBuilder
 from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column
@@ -167,7 +167,7 @@ def test_what_cannot_be_joined_stays_as_it_is_and_in_its_place(local, layout, re
     """Segments, packs, another version of a table, and whatever would make a unit too large."""
     written, store = Written(local, layout, relation), Store()
     first, *_, last = (small(store, i, 1) for i in range(6))
-    of_many = UnitParts(store.put, FEW_TABLES + 1)
+    of_many = PartsBuilder(store.put, FEW_TABLES + 1)
     for t in range(FEW_TABLES + 1):
         of_many.add(table(t + 1), rows_of(table(t + 1), 1, 0x2000))
     packed = (
