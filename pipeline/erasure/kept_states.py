@@ -7,7 +7,7 @@ rows (``mirror.erased_base``). All states from there up to the next start would 
 So before anything is erased the oldest version that the log relies on is written into the log, as a fold
 (``changelog.log_fold``), and the rows of the keys are left out on the way. Every change after it is in the log. So it
 answers what that version answered, and what all later ones did. It needs no Spark: a version *is* a state, and is read
-piece by piece.
+chunk by chunk.
 
 - A table has one fold. Only the generation that the cut lies in can have lost its snapshot, and a usable fold of it
   lies at the cut, ahead of every base table that is usable. So there is nothing to take the place of.

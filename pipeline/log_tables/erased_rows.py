@@ -308,8 +308,8 @@ class _Erasure:
             for rows in writer.batches(path):
                 n_read += rows.num_rows
                 kept = Conform.of(columns, rows.schema.names)(rows)
-                for piece in _without(kept, keys, self._upto, self._fold_lsn, patched):
-                    files.write(piece)
+                for chunk in _without(kept, keys, self._upto, self._fold_lsn, patched):
+                    files.write(chunk)
             if n_read != n:
                 raise SinkFailed(f"{writer.title}: a file has not the rows that the table says")
             file.new, file.gone, file.patches = files.close(), own, patched

@@ -197,8 +197,8 @@ class ParquetFiles:
                     write_statistics=statistics_leaves(self._schema),
                     store_schema=False,
                 )
-            for piece in halved(table, _PAGE_BYTES):
-                self._writer.write_table(piece, row_group_size=max(ROW_GROUP_ROWS, piece.num_rows))
+            for chunk in halved(table, _PAGE_BYTES):
+                self._writer.write_table(chunk, row_group_size=max(ROW_GROUP_ROWS, chunk.num_rows))
             assert self._sink is not None
             written = self._sink.tell()
         except OSError as error:

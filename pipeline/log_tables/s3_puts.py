@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 SMALL_BYTES: Final = 5 << 20
-_PIECE_BYTES: Final = 512 << 10
+_CHUNK_BYTES: Final = 512 << 10
 _SCHEMES: Final = ("s3", "s3a")
 _REFUSED: Final = frozenset({400, 401, 403, 405, 411, 501})
 """Answers that the next file would get, too."""
@@ -167,7 +167,7 @@ class _HeldFile:
             self._upload.close()
 
     def _begin_upload(self) -> None:
-        self._upload = pa.BufferedOutputStream(self._open(), 2 * _PIECE_BYTES)
+        self._upload = pa.BufferedOutputStream(self._open(), 2 * _CHUNK_BYTES)
         self._send(self._held)
         self._held = bytearray()
 
@@ -176,5 +176,5 @@ class _HeldFile:
         assert self._upload is not None
         rest = memoryview(content)
         while rest:
-            self._upload.write(rest[:_PIECE_BYTES])
-            rest = rest[_PIECE_BYTES:]
+            self._upload.write(rest[:_CHUNK_BYTES])
+            rest = rest[_CHUNK_BYTES:]

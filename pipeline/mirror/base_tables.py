@@ -56,7 +56,7 @@ from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import BaseFacts, BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.catalog import Registered, Registration
-from xidstream.pipeline.mirror.pieces import THREADS
+from xidstream.pipeline.mirror.file_chunks import THREADS
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresh, TableRefresher, directory_of
 from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.mirror.vacuum import VacuumedDeltaTables, VacuumedTables, vacuum_tables

@@ -193,7 +193,7 @@ def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> tuple[li
     for path in attempt_files.files_below(location):
         if path.endswith(".parquet") and path not in named:
             try:
-                n_rows = sum(n for _, n in pieces_without(location, path, keys))
+                n_rows = sum(n for _, n in chunks_without(location, path, keys))
             except FileNotFoundError:
                 continue  # the mirror has removed it
             except pa.ArrowInvalid:
@@ -270,13 +270,13 @@ def rewritten(
     try:
         for i, file in enumerate(base.files(ranged)):
             check()
-            n_gone = sum(n for _, n in pieces_without(location, file.path, keys))
+            n_gone = sum(n for _, n in chunks_without(location, file.path, keys))
             if not n_gone:
                 continue
             n_rows += n_gone
             removed.append(file)
-            pieces = (in_schema(rows, schema) for rows, _ in pieces_without(location, file.path, keys))
-            for path in write_file(location, f"{directory}/{i:05d}.parquet", pieces, True, schema, check):
+            chunks = (in_schema(rows, schema) for rows, _ in chunks_without(location, file.path, keys))
+            for path in write_file(location, f"{directory}/{i:05d}.parquet", chunks, True, schema, check):
                 new.append(NewFile.written(location, path, ranged))
         location.sync_folders([file.path for file in new])
         erases = is_in_earlier is not None and (bool(removed) or is_in_earlier)
@@ -294,8 +294,8 @@ def _discard(writer: StoredTable | None, directory: str) -> None:
         attempt_files.remove(writer.location, directory)
 
 
-def pieces_without(location: Location, path: str, keys: RowsOfKeys) -> Iterator[tuple[pa.Table, int]]:
-    """The rows of a file without those of the keys, piece by piece, and how many these were."""
+def chunks_without(location: Location, path: str, keys: RowsOfKeys) -> Iterator[tuple[pa.Table, int]]:
+    """The rows of a file without those of the keys, chunk by chunk, and how many these were."""
     with location.open(path) as file:
         for rows in pq.ParquetFile(file).iter_batches():
             goes = keys.among(rows)

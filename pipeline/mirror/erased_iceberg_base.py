@@ -31,9 +31,9 @@ from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror.erased_base import (
     ATTEMPTS,
     ErasedBase,
+    chunks_without,
     has_row,
     keys_in,
-    pieces_without,
     ranged_key,
     rewritten,
 )
@@ -129,7 +129,7 @@ class ErasedIcebergBase:
             if not path.endswith(_DATA) or path in newest:
                 continue
             try:
-                n_rows = sum(n for _, n in pieces_without(writer.location, path, keys))
+                n_rows = sum(n for _, n in chunks_without(writer.location, path, keys))
             except FileNotFoundError:
                 continue  # the mirror has removed it
             except pa.ArrowInvalid:

@@ -82,11 +82,11 @@ class NetRows:
 
     def arriving(self, starts: Sequence[int], slots: Iterable[int], schema: pa.Schema) -> pa.Table:
         """The rows of the slots that are not gone, by key, in ``schema``."""
-        pieces = [self._order.slice(0, 0)]
+        chunks = [self._order.slice(0, 0)]
         for slot in slots:
-            piece = slice(starts[slot], starts[slot + 1])
-            pieces.append(pc.filter(self._order[piece], self._is_set[piece]))
-        return in_schema(_taken(self._rows, pa.concat_arrays(pieces)), schema)
+            chunk = slice(starts[slot], starts[slot + 1])
+            chunks.append(pc.filter(self._order[chunk], self._is_set[chunk]))
+        return in_schema(_taken(self._rows, pa.concat_arrays(chunks)), schema)
 
     def keys_near(self, file: BaseFile) -> NearKeys:
         """The keys of all net rows that may have a row in the file."""
@@ -188,9 +188,9 @@ class NearKeys:
     bound: pa.Array
 
     def without(self, rows: pa.Table) -> pa.Table:
-        """``rows`` in their order, without those with one of the keys. ``rows``: a piece of the file.
+        """``rows`` in their order, without those with one of the keys. ``rows``: a chunk of the file.
 
-        Arrow's ``is_in`` and join make a hash table of the keys each time. So a piece is compared with the keys within
+        Arrow's ``is_in`` and join make a hash table of the keys each time. So a chunk is compared with the keys within
         its own range alone, which are few where the file is in the order of its key; and numbers, which most keys
         are, are looked up by bisection.
         """

@@ -122,7 +122,7 @@ def _rows_between_looks(table: pa.Table | None) -> int:
 
 
 def halved(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:
-    """``table`` in pieces of at most so many bytes, or of one row: two values of a gigabyte are too much for a page."""
+    """``table`` in chunks of at most so many bytes, or of one row: two values of a gigabyte are too much for a page."""
     if table.num_rows == 1 or table.nbytes <= most_bytes:
         yield table
         return

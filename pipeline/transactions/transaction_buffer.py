@@ -57,7 +57,7 @@ from xidstream.pipeline.transactions.buffer_calls import (
     RawBlock,
 )
 from xidstream.pipeline.transactions.groups import is_too_large_for_memory
-from xidstream.pipeline.transactions.memory import MOST_PIECES, BufferMemory, take_last_segments
+from xidstream.pipeline.transactions.memory import MOST_CHUNKS, BufferMemory, take_last_segments
 from xidstream.pipeline.transactions.messages import message_parts
 from xidstream.pipeline.transactions.relation_cache import RelationCache
 from xidstream.pipeline.transactions.transaction import OpenTransaction
@@ -331,12 +331,12 @@ class TransactionBuffer:
         transaction.spilled(segment, batches)
 
     def _write_last_segments(self, transaction: OpenTransaction) -> None:
-        pieces = [
-            (self._next_key(transaction, ahead), *piece)
-            for ahead, piece in enumerate(take_last_segments(transaction))
+        chunks = [
+            (self._next_key(transaction, ahead), *chunk)
+            for ahead, chunk in enumerate(take_last_segments(transaction))
         ]
-        segments = write_side_by_side(self._storage, transaction.xid, pieces, MOST_PIECES)
-        for segment, (_, _, batches) in zip(segments, pieces, strict=True):
+        segments = write_side_by_side(self._storage, transaction.xid, chunks, MOST_CHUNKS)
+        for segment, (_, _, batches) in zip(segments, chunks, strict=True):
             transaction.spilled(segment, batches)
 
     def _next_key(self, transaction: OpenTransaction, ahead: int = 0) -> str:
