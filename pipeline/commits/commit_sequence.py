@@ -220,16 +220,16 @@ class CommitSequence:
             self._order.add_unit(
                 ticket, event.first_commit_lsn, event.last_commit_lsn, event.end_lsn, event.n_transactions
             )
-            self._fill_with(ticket, entry.result)
+            self._take_content(ticket, entry.result)
         elif isinstance(event, Committed):
             self._add_transaction(ticket, event.end)
-            self._fill_with(ticket, empty_unit(event.end) if entry.result is None else entry.result)
+            self._take_content(ticket, empty_unit(event.end) if entry.result is None else entry.result)
         elif isinstance(event, Prepared):
             self._order.add_hold(ticket, event.end_lsn, xid=event.xid)
             self._tasks.spawn(self._prepare_from(ticket, entry.result))
         elif isinstance(event, CommittedPrepared):
             self._add_transaction(ticket, event.end, "COMMIT PREPARED")
-            self._tasks.spawn(self._fill_prepared(ticket, event.end))
+            self._tasks.spawn(self._find_prepared_content(ticket, event.end))
         elif isinstance(event, RolledBackPrepared):
             self._order.add_hold(ticket, event.end_lsn, message="ROLLBACK PREPARED", xid=event.xid)
             self._tasks.spawn(self._roll_back_prepared(ticket, event))
@@ -242,12 +242,12 @@ class CommitSequence:
     def _take_unsendable(self, ticket: int, event: Unsendable) -> None:
         if not event.lsn or (event.xid, event.lsn) not in self._skips:
             self._order.add_unit(ticket, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
-            self._fill(ticket, undeliverable_unit(event.error))
+            self._content_arrived(ticket, undeliverable_unit(event.error))
             return
         # The server decodes what commits at the confirmed position or after it: this leaves out just the one.
         end = TransactionEnd(event.xid, event.lsn, Lsn(event.lsn + 1), 0)
         self._add_transaction(ticket, end)
-        self._fill(ticket, skipped_unit(end))
+        self._content_arrived(ticket, skipped_unit(end))
 
     def _add_transaction(self, ticket: int, end: TransactionEnd, message: str = "COMMIT") -> None:
         self._order.add_unit(
@@ -256,15 +256,15 @@ class CommitSequence:
 
     # -- from buffers ----------------------------------------------------------------------------------
 
-    def _fill_with(self, ticket: int, result: Any) -> None:
+    def _take_content(self, ticket: int, result: Any) -> None:
         """``result``: a ``Sealed``, or an awaitable of one."""
         if isinstance(result, Sealed):
-            self._fill(ticket, result)
+            self._content_arrived(ticket, result)
         else:
-            self._tasks.spawn(self._fill_from(ticket, result))
+            self._tasks.spawn(self._await_content(ticket, result))
 
-    async def _fill_from(self, ticket: int, ref: Any) -> None:
-        self._fill(ticket, await ref)
+    async def _await_content(self, ticket: int, ref: Any) -> None:
+        self._content_arrived(ticket, await ref)
 
     async def _prepare_from(self, ticket: int, ref: Any) -> None:
         record: PreparedTransaction = await ref
@@ -273,7 +273,7 @@ class CommitSequence:
             await asyncio.to_thread(self._storage.replace, replaced, record)
         self._order.resolve(ticket)
 
-    async def _fill_prepared(self, ticket: int, end: TransactionEnd) -> None:
+    async def _find_prepared_content(self, ticket: int, end: TransactionEnd) -> None:
         await self._prepares_before(ticket)
         is_skipped = (end.xid, end.commit_lsn) in self._skips
         if not self._prepared.is_whole(end.xid):
@@ -282,7 +282,7 @@ class CommitSequence:
         try:
             prepared = self._prepared.commit(end, self._watermark, is_skipped=is_skipped)
         except SlotLost as error:
-            self._fill(ticket, undeliverable_unit(error))
+            self._content_arrived(ticket, undeliverable_unit(error))
             return
         if is_skipped:
             content = skipped_unit(end, None if prepared is None else prepared.relids())
@@ -298,7 +298,7 @@ class CommitSequence:
                 content = empty_unit(end)  # it is damaged, but the sink holds it
         if prepared is not None:
             self._finished.add(ticket, prepared)
-        self._fill(ticket, content)
+        self._content_arrived(ticket, content)
 
     async def _roll_back_prepared(self, ticket: int, event: RolledBackPrepared) -> None:
         await self._prepares_before(ticket)
@@ -314,8 +314,8 @@ class CommitSequence:
     async def _sink_known(self) -> None:
         await self._changed.when(lambda: self._is_sink_known or not self._has_sink)
 
-    def _fill(self, ticket: int, content: Sealed) -> None:
-        self._order.fill(ticket, content, time.monotonic())
+    def _content_arrived(self, ticket: int, content: Sealed) -> None:
+        self._order.content_arrived(ticket, content, time.monotonic())
         if keys := self._order.take_dropped_keys():
             self._tasks.spawn(asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys)))
 

@@ -48,8 +48,8 @@ class JoinRule:
     joined_bytes: int = 1 << 20
     """The most bytes of a run: beside such a unit what each costs is nothing, and the copy takes milliseconds."""
 
-    def is_due(self, n_entries: int, n_filled: int) -> bool:
-        return n_entries >= self.single_entries and n_filled >= self.step
+    def is_due(self, n_entries: int, n_arrived: int) -> bool:
+        return n_entries >= self.single_entries and n_arrived >= self.step
 
 
 def first_run(entries: Iterable[Entry], rule: JoinRule, batch_rows: int, batch_bytes: int) -> list[Entry]:

@@ -404,7 +404,7 @@ class _Partners:
         for path, row in self._rows(near - self._gone.keys()):
             (lsn, seq), kind = _position_of(row), row["_change_type"]
             if kind == _POSTIMAGE and self._gone.get((lsn, seq - 1)) == _PREIMAGE:
-                found[lsn, seq] = path, {"_change_type": _INSERT, **self._filled(row)}
+                found[lsn, seq] = path, {"_change_type": _INSERT, **self._completed(row)}
             elif kind == _PREIMAGE and self._gone.get((lsn, seq + 1)) == _POSTIMAGE:
                 found[lsn, seq] = path, {"_change_type": _DELETE}
         return found
@@ -421,12 +421,12 @@ class _Partners:
                 for i in _indexes_in(rows, positions):
                     yield path, rows.slice(i, 1).to_pylist()[0]
 
-    def _filled(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _completed(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The values that the row lacks, from the erased rows of the key that it had before."""
         lacking = list(row["_unchanged"] or ())
         if not lacking:
             return {}
-        filled: dict[str, Any] = {}
+        completed: dict[str, Any] = {}
         texts = dict(row["_text"] or ())
         lsn, seq = _position_of(row)
         before = self._preimage_at((lsn, seq - 1))
@@ -437,10 +437,10 @@ class _Partners:
                 continue  # nobody knows it
             lacking.remove(name)
             for column in self._keys.held[name]:
-                filled[column.name] = source.get(column.name)
+                completed[column.name] = source.get(column.name)
             if name in (held := dict(source["_text"] or ())):
                 texts[name] = held[name]
-        return {**filled, "_unchanged": lacking or None, "_text": list(texts.items()) or None}
+        return {**completed, "_unchanged": lacking or None, "_text": list(texts.items()) or None}
 
     def _last_with(self, name: str, departure: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The row that had the column's value last, when the row left the key of the old row ``departure``; None where

@@ -330,7 +330,7 @@ class _Catalog:
             attnums=tuple(column.attnum for column in shown),
             unpublished=tuple(column.attnum for column in there if column not in shown),
             expressions=tuple((c.attnum, c.expression) for c in shown if c.generated),
-            filled_in=tuple(
+            missing_defaults=tuple(
                 c.name for c in declared if any(c.source_name in filled.get(r, ()) for r in table.leaves)
             ),
         )

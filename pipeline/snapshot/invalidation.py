@@ -210,7 +210,7 @@ def _columns(then: Mapping[str, Any], now: PublishedSource) -> str | None:
         if before is None and column.name in names:
             return f"column {column.name} was dropped and added again"
         if before is None:
-            if column.name in now.filled_in:
+            if column.name in now.missing_defaults:
                 return f"column {column.name} was added with a default"
             if is_rewritten:
                 return f"column {column.name} was added, and the table was rewritten, perhaps with a default"

@@ -278,7 +278,7 @@ def load_journal_units(
         return _with_refs(unit, lambda part: refs[part.ref])
 
     return [
-        (end, loaded(_filled_in(unit, batch, left)))
+        (end, loaded(_completed(unit, batch, left)))
         for (end, unit), batch in zip(opened.directory.units, transactions, strict=True)
     ]
 
@@ -307,12 +307,12 @@ def stored_journal_units(storage: Storage, layout: Layout, file: JournalFile) ->
     refs = {number: JournalRows(opened, number) for number in opened.object_numbers}
     left = iter(inline)
     return [
-        (end, _with_refs(_filled_in(unit, batch, left), lambda part: refs[part.ref]))
+        (end, _with_refs(_completed(unit, batch, left), lambda part: refs[part.ref]))
         for (end, unit), batch in zip(opened.directory.units, transactions, strict=True)
     ]
 
 
-def _filled_in(unit: Sealed, transactions: pa.RecordBatch, inline: Iterator[pa.RecordBatch]) -> Sealed:
+def _completed(unit: Sealed, transactions: pa.RecordBatch, inline: Iterator[pa.RecordBatch]) -> Sealed:
     messages = tuple(
         InlineMessages(next(inline)) if isinstance(part, InlineMessages) else part for part in unit.messages
     )

@@ -49,10 +49,10 @@ def test_three_commits_are_released_and_confirmed_in_order() -> None:
     for ticket, lsn in enumerate((0x100, 0x200, 0x300)):
         order.add_unit(ticket, Lsn(lsn), Lsn(lsn), Lsn(lsn + 8), 1)
     order.add_position(3, Lsn(0x380))
-    order.fill(1, _thousand_rows(0x200))
-    order.fill(2, _thousand_rows(0x300))
+    order.content_arrived(1, _thousand_rows(0x200))
+    order.content_arrived(2, _thousand_rows(0x300))
     assert order.next_batch() is None and order.confirmed_lsn == 0
-    order.fill(0, _thousand_rows(0x100))
+    order.content_arrived(0, _thousand_rows(0x100))
     batches = [order.next_batch(), order.next_batch()]
     assert [batch and (batch.first_commit_lsn, batch.n_transactions) for batch in batches] == [
         (0x100, 1),

@@ -514,7 +514,7 @@ def test_a_transaction_in_segments_is_not_little_to_a_reader_that_waits_for_cred
         if is_spilled:
             content = dataclasses.replace(content, segments=(SegmentPart(segment, CommitStamp(Lsn(100), 0)),))
         made._order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
-        made._order.fill(0, content)
+        made._order.content_arrived(0, content)
         batch = await made.next_batch(5, loop)
         assert batch is not None
         await made.batch_done(batch.number, loop)
@@ -539,7 +539,7 @@ def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
         order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
         content = empty_unit(TransactionEnd(Xid(7), Lsn(100), Lsn(104), 0))
         part = SegmentPart(segment, CommitStamp(Lsn(100), 0))
-        order.fill(0, dataclasses.replace(content, segments=(part,)))
+        order.content_arrived(0, dataclasses.replace(content, segments=(part,)))
         entries = order.to_write(1, 1)
         end = entries[0].end
         order.written(

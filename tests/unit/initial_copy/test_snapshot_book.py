@@ -296,7 +296,7 @@ def altered(source: PublishedSource) -> PublishedSource:
     """With a column that was added with a default."""
     columns = (*source.relation.columns, Column("n", 23, -1, False))
     relation = dataclasses.replace(source.relation, columns=columns)
-    return dataclasses.replace(source, relation=relation, attnums=(1, 2), filled_in=("n",))
+    return dataclasses.replace(source, relation=relation, attnums=(1, 2), missing_defaults=("n",))
 
 
 def test_a_survey_proves_nothing_where_a_generation_that_is_being_committed_is_another_table(
@@ -447,7 +447,7 @@ def test_a_next_snapshot_is_placed_behind_all_of_the_tables_name(storage: Storag
 
 def grown(source: PublishedSource) -> PublishedSource:
     """With a column that was added without a default."""
-    return dataclasses.replace(altered(source), filled_in=())
+    return dataclasses.replace(altered(source), missing_defaults=())
 
 
 def test_columns_that_no_row_brings_are_to_be_told_until_the_log_has_been_also_by_the_next_run(
