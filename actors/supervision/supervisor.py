@@ -67,7 +67,7 @@ class Supervisor:
         """Set by ``stop``; every wait of the run looks at it."""
         self._has_sink = make_driver is not None
         """False: everything goes to the journal."""
-        self._held = RunDriver(make_driver or NoSink, self._stop, notify)
+        self._run_driver = RunDriver(make_driver or NoSink, self._stop, notify)
         """The driver, which outlives epochs."""
         self._target: Lsn | None = None
         """Where ``available_now`` ends, from the first epoch's opening on; None for a run without an end."""
@@ -127,14 +127,14 @@ class Supervisor:
             self._run_watch.close()
             self._accounts.close()
             self._snapshots.stop()
-            self._held.close()
+            self._run_driver.close()
 
     def status(self) -> RunStatus:
         """Ask the parts for their state. A part that does not answer at once is missing. After the end, the last
         status."""
         if self._epoch is None and self._final is not None:
             return self._final
-        return self._accounts.status(self._held.progress())
+        return self._accounts.status(self._run_driver.progress())
 
     def shown_at(self, page: str) -> None:
         """The account names the address of the status page."""
@@ -156,12 +156,12 @@ class Supervisor:
 
     def _parts(self) -> RunParts:
         return RunParts(
-            self._state(), self._epoch_name, self._epoch, self._held.ready, self._snapshots.progress()
+            self._state(), self._epoch_name, self._epoch, self._run_driver.ready, self._snapshots.progress()
         )
 
     def take_output(self) -> list[str]:
         """The lines that the sink printed since the last call."""
-        return self._held.take_output()
+        return self._run_driver.take_output()
 
     def _run_epoch(self) -> None:
         self._retries.begin()
@@ -176,8 +176,8 @@ class Supervisor:
         )
         self._epoch, self._epoch_name = epoch, epoch.name
         try:
-            driver = self._held.ensure()
-            epoch.await_prepared(self._held.starting)
+            driver = self._run_driver.ensure()
+            epoch.await_prepared(self._run_driver.starting)
             self._retries.restarts.has_logged_in = True
             opened = epoch.open()
             if self._config.available_now and self._target is None:
@@ -187,7 +187,7 @@ class Supervisor:
             delivery = Delivery(
                 epoch,
                 opened,
-                self._held,
+                self._run_driver,
                 self._snapshots,
                 self._retries,
                 self._stop,

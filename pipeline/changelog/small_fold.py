@@ -81,7 +81,7 @@ def small_table(log: TableAt, fields: Sequence[pa.Field], order: Sequence[str]) 
         return None
     if any(len(column.held_in) != 1 for column in log.shape.columns.values()):
         return None
-    if log.log_table.held_columns(files) is not None:
+    if log.log_table.column_lookups(files) is not None:
         return None
     read = [_read(log, file, fields) for file in {file.path: file for file in files}.values()]
     rows = folded(pa.concat_tables([_schema(fields).empty_table(), *read]), fields, log.shape.key)

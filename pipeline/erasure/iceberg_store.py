@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
-from xidstream.pipeline.erasure.erased_store import Check, Found, Held
+from xidstream.pipeline.erasure.erased_store import Check, Found, StoredColumns
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.iceberg.erased_table import IcebergErasedTable, copies_in_log, in_work
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
@@ -46,20 +46,20 @@ class IcebergStore:
             raise SinkFailed(f"there is no Iceberg table {self._label}")
         return IcebergErasedTable(found)
 
-    def keep_states(self, keys: ErasedKeys, held: Held, check: Check) -> None:
+    def keep_states(self, keys: ErasedKeys, stored_columns: StoredColumns, check: Check) -> None:
         """None is kept."""
 
     def erase_rows(self, keys: ErasedKeys, upto: int, check: Check) -> Erased:
         return erase_rows(self._opened, self._label, self._slot, keys, upto, check)
 
-    def erase_base(self, keys: ErasedKeys, held: Held, check: Check) -> ErasedBase | None:
-        return self._base.erase(keys, held, check)
+    def erase_base(self, keys: ErasedKeys, stored_columns: StoredColumns, check: Check) -> ErasedBase | None:
+        return self._base.erase(keys, stored_columns, check)
 
     def in_log(self, keys: ErasedKeys, upto: int, recent: Set[str] | None, *, at_once: bool) -> Found:
         return Found(*copies_in_log(self._open, keys, self._label, upto, at_once=at_once, recent=recent))
 
-    def in_base(self, keys: ErasedKeys, held: Held, *, at_once: bool) -> Found:
-        wanted = keys_of(self._base, keys, held)
+    def in_base(self, keys: ErasedKeys, stored_columns: StoredColumns, *, at_once: bool) -> Found:
+        wanted = keys_of(self._base, keys, stored_columns)
         if wanted is None:
             return Found((), ())
         if at_once:

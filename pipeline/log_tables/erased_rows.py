@@ -436,10 +436,10 @@ class _Partners:
             if source is None:
                 continue  # nobody knows it
             lacking.remove(name)
-            for column in self._keys.held[name]:
+            for column in self._keys.stored_columns[name]:
                 completed[column.name] = source.get(column.name)
-            if name in (held := dict(source["_text"] or ())):
-                texts[name] = held[name]
+            if name in (stored_columns := dict(source["_text"] or ())):
+                texts[name] = stored_columns[name]
         return {**completed, "_unchanged": lacking or None, "_text": list(texts.items()) or None}
 
     def _last_with(self, name: str, departure: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -472,7 +472,10 @@ class _Partners:
             names = tuple(sorted(self._keys.key))
             values = tuple(key[self._keys.key.index(name)] for name in names)
             wanted = RowsOfKeys(
-                ErasedKeys({names: frozenset({values})}), self._keys.held, self._keys.key, self._label
+                ErasedKeys({names: frozenset({values})}),
+                self._keys.stored_columns,
+                self._keys.key,
+                self._label,
             )
             found = []
             for path in self._listed["path"].to_pylist():
@@ -484,7 +487,7 @@ class _Partners:
     def _key_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         found = []
         for name in self._keys.key:
-            values = (row.get(column.name) for column in self._keys.held[name])
+            values = (row.get(column.name) for column in self._keys.stored_columns[name])
             value = next((value for value in values if value is not None), None)
             found.append(f"\\x{value.hex()}" if isinstance(value, bytes) else str(value))
         return tuple(found)

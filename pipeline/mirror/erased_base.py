@@ -41,7 +41,7 @@ from xidstream.pipeline.changelog.manifest import ManifestWriter, base_of, read_
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import attempt_files, locations
-from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
+from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, RowsOfKeys, StoredColumn
 from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
@@ -77,18 +77,21 @@ def base_location(root: Location, label: str) -> Location:
 
 
 def keys_of_base(
-    location: Location, label: str, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]
+    location: Location, label: str, keys: ErasedKeys, stored_columns: Mapping[str, Sequence[StoredColumn]]
 ) -> RowsOfKeys | None:
-    """The keys in the types of a base table; None where there is no base table. ``held``: of the log's table."""
+    """The keys in the types of a base table; None where there is no base table. ``stored_columns``: of the log's
+    table."""
     writer = DeltaBase.open(location, label)
-    return None if writer is None else keys_in(writer, keys, held)
+    return None if writer is None else keys_in(writer, keys, stored_columns)
 
 
-def keys_in(writer: StoredTable, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]) -> RowsOfKeys:
+def keys_in(
+    writer: StoredTable, keys: ErasedKeys, stored_columns: Mapping[str, Sequence[StoredColumn]]
+) -> RowsOfKeys:
     there = {column.name: column.type for column in writer.columns}
     mine = {
-        name: [HeldIn(name, there[name], columns[0].pg_type)]
-        for name, columns in held.items()
+        name: [StoredColumn(name, there[name], columns[0].pg_type)]
+        for name, columns in stored_columns.items()
         if name in there
     }
     # A base table has the columns of now. Keys by a column's former name are for the log.
@@ -101,7 +104,7 @@ def erase_base(
     slot: str,
     label: str,
     keys: ErasedKeys,
-    held: Mapping[str, Sequence[HeldIn]],
+    stored_columns: Mapping[str, Sequence[StoredColumn]],
     check: Callable[[], None] = lambda: None,
 ) -> ErasedBase | None:
     """Take the rows of ``keys`` out of the base table of ``label``, and out of what the manifest names. None where
@@ -115,7 +118,7 @@ def erase_base(
         if writer is None:
             return None
         try:
-            wanted = keys_in(writer, keys, held)
+            wanted = keys_in(writer, keys, stored_columns)
             # Of versions that are named: what is in none of them is no reason to take one back.
             is_in_earlier = any(
                 has_row(location, path, wanted) for path in _earlier_files(writer, root, slot)
@@ -141,7 +144,11 @@ def erase_base(
 
 
 def named_rows(
-    root: Location, slot: str, label: str, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]
+    root: Location,
+    slot: str,
+    label: str,
+    keys: ErasedKeys,
+    stored_columns: Mapping[str, Sequence[StoredColumn]],
 ) -> bool:
     """Whether the base table, or a version of it that the manifest names, has a row of the keys. The other parameters
     are those of ``erase_base``. Raises OSError and what pyarrow and deltalake raise."""
@@ -149,7 +156,7 @@ def named_rows(
     writer = DeltaBase.open(location, label)
     if writer is None:
         return False
-    wanted = keys_in(writer, keys, held)
+    wanted = keys_in(writer, keys, stored_columns)
     paths = [*writer.paths(), *_earlier_files(writer, root, slot)]
     return any(has_row(location, path, wanted) for path in dict.fromkeys(paths))
 

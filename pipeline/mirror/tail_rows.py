@@ -64,7 +64,7 @@ def net_of(
     shape, key = log.shape, log.shape.key or ()
     if since < log.generation.bounds.valid_from or not _is_plain(shape, fields):
         return None
-    if log.log_table.held_columns(files) is not None:
+    if log.log_table.column_lookups(files) is not None:
         return None
     stored = SmallFilesWhole(log.log_table.location, {file.path: file.n_bytes for file in files})
     reading = _Reading(stored, shape, since, log.lsn, texts)

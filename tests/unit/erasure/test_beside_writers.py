@@ -20,7 +20,7 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_copies import copies_in_log, left_of
 from xidstream.pipeline.delta.erased_table import erase_rows
 from xidstream.pipeline.errors import PreconditionMissing
-from xidstream.pipeline.log_tables.erased_keys import HeldIn, parse_keys
+from xidstream.pipeline.log_tables.erased_keys import StoredColumn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror.base_table import MirrorMarks
@@ -101,7 +101,7 @@ def test_a_replaced_file_goes_when_the_table_need_not_keep_it_any_more(tmp_path:
 
 # -- a refresh of the mirror ------------------------------------------------------------------------------
 
-HELD = {"id": [HeldIn("id", pa.int64(), "bigint")]}
+HELD = {"id": [StoredColumn("id", pa.int64(), "bigint")]}
 
 
 class Mirrored:

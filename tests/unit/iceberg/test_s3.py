@@ -32,7 +32,7 @@ from xidstream.pipeline.log_tables.segment_links import SegmentLinks
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.sinks.sink import sink_type
-from xidstream.pipeline.spark.parquet_frames import HeldColumn, StoredFiles
+from xidstream.pipeline.spark.parquet_frames import ColumnLookup, StoredFiles
 from xidstream.pipeline.storage.storage import Storage
 
 EVERY = 10
@@ -116,8 +116,8 @@ def test_the_logs_readers_find_files_and_rows_there(bucket: str) -> None:
     )
     (file,) = found.files(101)
     assert found.read_file(file, ["id"], pc.field("id") > 110)["id"].to_pylist() == [111]
-    held = tuple(HeldColumn(each, (name,)) for each, name in enumerate(found.schema.names, 1))
-    read = StoredFiles((file.path,), found.schema, found.location, held)
+    lookups = tuple(ColumnLookup(each, (name,)) for each, name in enumerate(found.schema.names, 1))
+    read = StoredFiles((file.path,), found.schema, found.location, lookups)
     (rows,) = read([pa.record_batch({"id": [0]})])
     assert rows.schema == found.schema and rows["id"].to_pylist() == [110, 111]
 
