@@ -176,7 +176,7 @@ class TableHolder:
                         now = self._again(observer, source)
                         checkpoint = None if self._wal_end is _REPLAYED else _checkpoint(observer)
                         locked_lsn = _wal_end(observer, self._wal_end)
-                        if locked_lsn.before.before <= behind:
+                        if locked_lsn.minus(2) <= behind:
                             observer.execute("SELECT txid_current()")
                             locked_lsn = _wal_end(observer, self._wal_end)
                         if wait_for_writers:
@@ -457,7 +457,7 @@ def take(
     xmin, xmax, xip = snapshot.split(":")
     return name, SnapshotBounds(
         # Both positions are where a commit may begin (``pipeline.snapshot.bounds``).
-        place=locked_lsn.before.before,
+        place=locked_lsn.minus(2),
         valid_from=Lsn.parse(after).before,
         xmin=int(xmin),
         xmax=int(xmax),
