@@ -33,7 +33,7 @@ from tests.unit.mirror.test_on_iceberg import (
 )
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline import faultpoints
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.manifest import ManifestWriter
 from xidstream.pipeline.erasure import erasing
 from xidstream.pipeline.erasure.erasing import ErasureSettings, SlotStores, erase, look
@@ -82,7 +82,7 @@ class Erased:
     @property
     def places(self) -> SlotStores:
         return SlotStores(
-            ChangeLog(f"iceberg:{self.log.iceberg}".replace("iceberg:iceberg:", "iceberg:")),
+            LogFrames(f"iceberg:{self.log.iceberg}".replace("iceberg:iceberg:", "iceberg:")),
             self.storage,
             LAYOUT,
         )
@@ -149,7 +149,7 @@ def test_no_row_is_left_in_the_log_and_the_base_table_and_all_other_rows_are_as_
     assert {copy.where for copy in done.copies} == {"log", "base table"} and "copies are left" in shown(done)
     assert "second" not in json.dumps(done.to_json())
     # Whoever counts the snapshot's rows knows how many went.
-    at = ChangeLog(str(made.places.log.name)).table_at(LABEL, made.upto)
+    at = LogFrames(str(made.places.log.name)).table_at(LABEL, made.upto)
     assert at.snapshot_files()
     made.log.tables[LABEL][:] = [row for row in made.log.tables[LABEL] if row["id"] != 3]
     assert answers(refreshed(made.mirror)) == [Answer.SWAP]

@@ -22,7 +22,7 @@ from tests.unit.iceberg.test_iceberg_table import grown, table_of
 from tests.unit.sinks.test_log_shortening import RELATION, SCHEMA, SLOT, TABLE, Root, truth
 from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, StorageFault, Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.iceberg import expiring, upkeep
@@ -77,8 +77,8 @@ class IcebergLog(Root):
         return IcebergShortenedRoot(self.address, self.tables)
 
     @property
-    def log(self) -> ChangeLog:
-        return ChangeLog(f"iceberg:{self.address.argument}", SLOT)
+    def log(self) -> LogFrames:
+        return LogFrames(f"iceberg:{self.address.argument}", SLOT)
 
     def loaded(self, key: str = KEY) -> Any:
         catalog = self.address.open(makes=False)

@@ -22,8 +22,8 @@ from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.account import LogPart
 from xidstream.pipeline.changelog import small_fold
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.consumers import ConsumerPosition
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.log_ranges import QueryTable
 from xidstream.pipeline.changelog.log_table import LogFile
 from xidstream.pipeline.changelog.shortening import held_back, stretches_of
@@ -198,8 +198,8 @@ class Root:
         return DeltaShortenedRoot(self.root)
 
     @property
-    def log(self) -> ChangeLog:
-        return ChangeLog(self.root.uri, SLOT, self.root.storage_options)
+    def log(self) -> LogFrames:
+        return LogFrames(self.root.uri, SLOT, self.root.storage_options)
 
     def state(self, lsn: int) -> dict[int, int]:
         """Folded without Spark, from the snapshot alone."""
