@@ -139,7 +139,7 @@ class SegmentReader:
         object.__setattr__(self, "storage_uri", self_contained(self.storage_uri, os.environ))
 
     def __call__(self, stored: SegmentPart | MessageFile) -> Iterator[pa.RecordBatch]:
-        storage = _storage(self.storage_uri, os.getpid())
+        storage = storage_of_process(self.storage_uri, os.getpid())
         if isinstance(stored, MessageFile):
             return read_messages(storage, stored)
         return read_segment(storage, stored)
@@ -188,7 +188,8 @@ def verify_messages(file: MessageFile, data: pa.Buffer) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _storage(uri: str, pid: int) -> Storage:
-    """One client for each process: executors read many segments, and clients do not survive a fork."""
+def storage_of_process(uri: str, pid: int) -> Storage:
+    """The process's client of the storage at ``uri``: executors read many objects, and clients do not survive a fork.
+    ``pid``: of the process that asks."""
     del pid
     return Storage(uri)
