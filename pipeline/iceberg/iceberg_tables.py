@@ -17,9 +17,10 @@ from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.iceberg.catalog_errors import answering
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress, location_of
 from xidstream.pipeline.iceberg.commit_together import together_of
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest, first_properties, name_mapping_of
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest
 from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
 from xidstream.pipeline.iceberg.merging import Merging
+from xidstream.pipeline.iceberg.table_properties import first_properties, name_mapping_of
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn

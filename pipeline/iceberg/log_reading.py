@@ -35,8 +35,8 @@ from pyiceberg.types import LongType
 
 from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.iceberg.catalogs import bare
-from xidstream.pipeline.iceberg.iceberg_table import LSN
 from xidstream.pipeline.iceberg.iceberg_types import RULES, arrow_type
+from xidstream.pipeline.iceberg.table_properties import LSN
 from xidstream.pipeline.log_tables.relation_history import VERSIONS
 
 if TYPE_CHECKING:
