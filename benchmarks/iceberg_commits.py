@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables.columns import map_columns
@@ -39,7 +39,7 @@ _RELATION: Final = RelationVersion(
 _ROWS: Final = 10
 
 
-def _files(table: IcebergTable, n: int) -> list[WrittenFile]:
+def _files(table: IcebergTableWriter, n: int) -> list[WrittenFile]:
     schema = pa.schema([column.field for column in table.columns])
     found = []
     for lsn in range(1, n + 1):

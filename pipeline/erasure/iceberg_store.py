@@ -23,7 +23,7 @@ from xidstream.pipeline.pg_rules import labelled_table
 
 if TYPE_CHECKING:
     from xidstream.pipeline.changelog.slot_log import SlotLog
-    from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+    from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
     from xidstream.pipeline.log_tables.erased_keys import ErasedKeys
 
 
@@ -37,7 +37,7 @@ class IcebergStore:
         self._key = self._tables.key_of(*name)
         self._base = ErasedIcebergBase(IcebergBases(root.address), self._slot, label)
 
-    def _open(self) -> IcebergTable | None:
+    def _open(self) -> IcebergTableWriter | None:
         return self._tables.open(self._key, self._label)
 
     def _opened(self) -> IcebergErasedTable:
@@ -79,7 +79,7 @@ class IcebergStore:
         return self._base.in_work(known)
 
 
-def _left(table: IcebergTable | None, paths: list[str]) -> list[str]:
+def _left(table: IcebergTableWriter | None, paths: list[str]) -> list[str]:
     if table is None:
         return []
     gone = set(attempt_files.missing(table.location, paths))

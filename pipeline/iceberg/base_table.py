@@ -50,7 +50,7 @@ from pyiceberg.types import ListType, MapType, NestedField, PrimitiveType
 from xidstream.pipeline.errors import Unsupported, UsageError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.iceberg.catalogs import bare
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
 from xidstream.pipeline.iceberg.staged_commits import (
     MERGES_AT,
@@ -79,7 +79,7 @@ KEPT: Final = {"gc.enabled": "false", TableProperties.MANIFEST_MIN_MERGE_COUNT: 
 _FIELD_ID: Final = b"PARQUET:field_id"
 
 
-class IcebergBase(IcebergTable):
+class IcebergBase(IcebergTableWriter):
     """``StoredTable`` for one table."""
 
     _found: tuple[int, dict[str, DataFile]] = (NOTHING, {})

@@ -99,7 +99,7 @@ Newest = dict[str, "tuple[IcebergMetadata, str]"]
 log of snapshots both commit to ``_transactions``, each second or so. Who begins where the other ended loses no race."""
 
 
-class IcebergTable:
+class IcebergTableWriter:
     """``label`` names the table in errors. ``location`` is where its files are, as ``log_tables`` takes it. ``ranged``
     are the columns whose ranges are told of each file. ``sources``: by field id, which column of the source a column
     has; also of columns that are gone."""

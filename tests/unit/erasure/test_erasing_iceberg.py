@@ -41,7 +41,7 @@ from xidstream.pipeline.errors import ComponentLost, Unsupported, UsageError
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import expiring, staged_commits
 from xidstream.pipeline.iceberg.base_table import manifests_of
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables import erased_rows
 from xidstream.pipeline.log_tables.erased_keys import parse_keys
@@ -423,16 +423,16 @@ def test_a_batch_and_a_merge_in_hand_are_made_again_and_no_row_comes_back_or_twi
     before = [row for row in made.in_log() if row["id"] != 3]
     begun: list[int] = []
     erased: list[ErasureRecord] = []
-    stages = getattr(IcebergTable, step)
+    stages = getattr(IcebergTableWriter, step)
 
-    def meanwhile(table: IcebergTable, *args: Any) -> Any:
+    def meanwhile(table: IcebergTableWriter, *args: Any) -> Any:
         staged = stages(table, *args)
         if table.label == LABEL and not begun:
             begun.append(1)
             erased.append(made.erase())
         return staged
 
-    monkeypatch.setattr(IcebergTable, step, meanwhile)
+    monkeypatch.setattr(IcebergTableWriter, step, meanwhile)
     n = 0
     while n < 40 and not (erased and n > 1):
         made.log.commit(*((t, [{"id": 9_000 + n, "name": "z", "_change": INSERT}]) for t in (A, B)))

@@ -19,7 +19,7 @@ from xidstream.pipeline.findings import Status
 from xidstream.pipeline.iceberg import expiring
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.expiring import KEPT_SNAPSHOTS
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep, leftovers
@@ -55,7 +55,7 @@ def bucket(s3: tuple[Location, Connection], tmp_path: Path, monkeypatch: pytest.
     return found
 
 
-def table_of(upkeep: IcebergUpkeep | None = None) -> IcebergTable:
+def table_of(upkeep: IcebergUpkeep | None = None) -> IcebergTableWriter:
     tables = IcebergTables(IcebergAddress.parse("prod/shop"), makes=True, upkeep=upkeep)
     return tables.open_or_create("public__a", "public.a", columns_of(A), tables.about(A))
 

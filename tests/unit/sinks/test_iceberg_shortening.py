@@ -27,7 +27,7 @@ from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, Storag
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.iceberg import expiring, upkeep
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
@@ -289,14 +289,14 @@ def test_a_cut_whose_answer_was_lost_may_be_made_later_and_has_the_files_of_its_
 ) -> None:
     made = filled_log(root, again=False)
     sent: list[Callable[[], None]] = []
-    real = IcebergTable._send
+    real = IcebergTableWriter._send
 
     def send(table: Any, transaction: Any) -> None:
         sent.append(lambda: real(table, transaction))
         raise StorageFault("the catalog has not answered in time")
 
     with monkeypatch.context() as slow:
-        slow.setattr(IcebergTable, "_send", send)
+        slow.setattr(IcebergTableWriter, "_send", send)
         with pytest.raises(StorageFault):
             made.shorten("5h", folds=True)
     (commit,) = sent
