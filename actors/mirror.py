@@ -104,7 +104,7 @@ class Mirror:
         return None if self._loop is None else self._loop.failure
 
     def stop(self) -> None:
-        """End it. A refresh in hand is given up: the next one takes up what it has done."""
+        """End it. A running refresh is cancelled: the next one goes on from what it has done."""
         if self._loop is not None and self._thread is not None:
             self._loop.stop()
             self._thread.join()
@@ -197,7 +197,7 @@ class MirrorLoop:
         self.failure: BaseException | None = None
 
     def stop(self) -> None:
-        """Any thread: end now. The refresh or vacuum in hand is given up, and Spark jobs are cancelled."""
+        """Any thread: end now. The running refresh or vacuum is cancelled, and so are Spark jobs."""
         self._stop.set()
         self._session.cancel_jobs()
 

@@ -99,7 +99,7 @@ class BufferHandle:
 
 
 def held_of(result: Any) -> list[BufferedTransaction]:
-    """What a call has told of the transactions that it was about."""
+    """The sizes of the transactions of one call, as the call returned them."""
     return [
         held
         for held in (result if isinstance(result, list) else [result])

@@ -42,7 +42,7 @@ from typing import Final
 from xidstream.pipeline.errors import EnvironmentFault
 
 RUN_FOLDER: Final = "XIDSTREAM_RUN_FOLDER"
-"""The variable in the environment of Ray's processes, and of theirs."""
+"""The variable in the environment of Ray's processes, and of the processes that they start."""
 LOGS_BYTES: Final = 256 << 20
 """The most that the logs of a run may take while it runs."""
 ROTATED_BYTES: Final = 8 << 20
@@ -69,13 +69,13 @@ class RunFolder:
         self.logs = os.path.join(path, "logs")
 
     def release(self) -> None:
-        """Close this process's hold; whoever inherited it keeps it."""
+        """Close this process's descriptor; a process that inherited one keeps it."""
         with suppress(OSError):
             os.close(self.descriptor)
 
 
 def make_run_folder() -> RunFolder:
-    """A new one. What is left of runs that nobody lives in is removed first.
+    """Make a run's folder. Folders of runs without a living process are removed first.
 
     Raises EnvironmentFault where there is no room for it, or the path is too long for Ray's sockets.
     """

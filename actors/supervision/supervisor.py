@@ -82,7 +82,7 @@ class Supervisor:
         self._accounts = RunAccounts(config, self._parts, has_sink=self._has_sink)
         """Gathers what is known of the run."""
         self._retries = Retries(self._accounts, notify)
-        """When the next epoch begins, and what people hear of it."""
+        """Decides when the next epoch begins, and tells people."""
         self._run_watch = RunWatch(self._accounts, notify)
         """Tells people of stalls, and Ray of the metrics."""
 
@@ -93,8 +93,8 @@ class Supervisor:
         return [] if epoch is None else epoch.pids
 
     def stop(self) -> None:
-        """End the run cleanly: the batch in hand is finished, and what else has committed goes to the journal. A
-        signal handler may call this."""
+        """End the run cleanly: the current batch is finished, and what else has committed goes to the journal. A signal
+        handler may call this."""
         self._stop.set()
 
     def run(self) -> None:
@@ -207,7 +207,8 @@ class Supervisor:
             self._epoch = None
 
     def _note_reached(self, epoch: Epoch) -> None:
-        """What earlier epochs did though nobody saw it. What only the journal got is no work of a sink."""
+        """Count as progress what earlier epochs delivered and could not report. With a sink, what only the journal got
+        does not count."""
         report = epoch.sequencer_report()
         if report is not None:
             reached = report.delivered_lsn if self._has_sink else report.confirmed_lsn

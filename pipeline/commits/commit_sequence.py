@@ -86,7 +86,7 @@ class CommitSequence:
         self._config = config
         self._epoch = epoch
         self._order = CommitOrder(batch_rows=config.batch_rows, batch_bytes=config.batch_bytes)
-        """The order of commits. ``open`` makes the one that begins with what the storage has."""
+        """The order of commits. ``open`` replaces it by one that begins with the units of the journal."""
         self._tasks = WatchedTasks(translate)
         """The results that are awaited from buffers. The first error of any of them ends the epoch."""
         self._changed = self._tasks.changed

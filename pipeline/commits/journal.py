@@ -87,7 +87,7 @@ class _QueuedFile:
     memory_bytes: int = 0
     error: XidstreamError | None = None
     is_apart: bool = False
-    """It could not be read when a file wanted to absorb it: whoever loads it finds out why."""
+    """Whether it could not be read when another file was to absorb it. Loading it tells why."""
     up_to_lsn: Lsn = INVALID_LSN
     """All that it has lies before this; 0/0 if that is not known."""
     placeholder: Entry = field(default_factory=lambda: Entry(NO_TICKET, EntryKind.UNIT, _NOWHERE))
@@ -209,8 +209,8 @@ class Journal:
 
     @property
     def head(self) -> Head | None:
-        """Its first unit that is not done; None if it holds nothing. Where it is in the storage alone, the message says
-        so, and the LSNs are those of its file."""
+        """The journal's first unit that is not done; None if it holds nothing. If the unit is in the storage alone, the
+        message says so, and the LSNs are its file's."""
         for queued, entry in self._with_files():
             if entry.state is EntryState.DONE:
                 continue
@@ -285,7 +285,8 @@ class Journal:
         self.version += 1
 
     def take_removed(self) -> list[JournalFile]:
-        """Files that no record names from the next one on. Whoever takes them removes them after that record."""
+        """The files that the next record will not name any more. The caller removes them when that record is
+        durable."""
         removed, self._removed = self._removed, []
         self._keys.difference_update(key for file in removed for key in file.stored_keys)
         return removed

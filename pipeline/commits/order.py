@@ -335,9 +335,9 @@ class CommitOrder:
         return entries
 
     def written(self, file: JournalFile, entries: list[Entry], absorbed: Sequence[JournalFile] = ()) -> bool:
-        """``file`` is durable, with ``entries`` after what ``absorbed`` had. What the sink has taken of ``entries`` by
-        now stays with the sink. False, and nothing has changed, where it has taken something of ``absorbed``: then the
-        file is of no use, and ``entries`` are to be written again."""
+        """``file`` is durable, with ``entries`` after what ``absorbed`` had. Entries that the sink has taken by now
+        stay with the sink. Returns False and changes nothing if the sink has taken something of ``absorbed``: then the
+        file is useless, and ``entries`` are to be written again."""
         self._writing = []
         if all(entry.state is EntryState.DONE for entry in entries):
             self.journal.drop(file)

@@ -318,7 +318,8 @@ class SlotStorage:
         The sink holds it up to ``delivered_lsn``, and ``journal`` has the rest, which needs ``journal_keys``. By
         default the sink holds all of it. Rows of ``parked`` tables are nowhere.
 
-        Raises Superseded, with nothing removed. What was written then counts for nobody, and must not be confirmed.
+        Raises Superseded, with nothing removed. What was written is then ignored by the new owner, and must not be
+        confirmed.
         """
         with self._recording:
             write_progress(
@@ -344,7 +345,8 @@ class SlotStorage:
     def replace(self, replaced: PreparedTransaction, record: PreparedTransaction) -> None:
         """Remove what is left of a prepared transaction whose PREPARE the server has sent again, as ``record``.
 
-        Raises Superseded: whoever has the slot now may have found ``record`` incomplete, and need the earlier one."""
+        Raises Superseded: the new owner of the slot may have found ``record`` incomplete, and may need the earlier
+        one."""
         self._check_owner()
         if replaced.prepare_end_lsn != record.prepare_end_lsn:
             self.forget(replaced)

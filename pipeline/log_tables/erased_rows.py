@@ -127,7 +127,7 @@ class ErasedTable(Protocol):
 
     @property
     def ranged(self) -> Collection[str]:
-        """The columns whose ranges are told of each file."""
+        """A commit states the lowest and highest value of these columns for each file."""
         ...
 
     def watermark(self, application_id: str) -> int: ...
@@ -160,8 +160,8 @@ def erase_rows(
     check: Callable[[], None] = lambda: None,
 ) -> Erased:
     """Erase the rows of ``keys`` with a ``_commit_lsn`` up to ``upto`` from the table ``label``. ``slot``: the
-    application id of the one that writes it. ``open_table`` gives the table as it is now. ``check`` raises where it is
-    to be given up.
+    application id of the slot that writes the table. ``open_table`` gives the table as it is now. ``check`` raises
+    where it is to be given up.
 
     Everything up to ``upto`` must be in the table. Raises UsageError, Unsupported, SinkFailed, StorageFault, OSError
     and what pyarrow and the format's library raise; then nothing is committed, or all of it, and it may be called
@@ -467,7 +467,7 @@ class _Partners:
         return self._preimages[position]
 
     def _history(self, key: tuple[str, ...]) -> list[dict[str, Any]]:
-        """All rows of one key, in order: those that are erased, and those of a third key, which are looked for."""
+        """All rows of one key, in order. The rows of erased keys are at hand; those of another key are looked for."""
         if key not in self._histories:
             names = tuple(sorted(self._keys.key))
             values = tuple(key[self._keys.key.index(name)] for name in names)

@@ -72,14 +72,15 @@ class GenerationLines:
         self._application_id = application_id
         self._ownership = ownership
         self._last: deque[LogTableWriter] = deque(maxlen=1)
-        """``_snapshots``, as the last ``add`` has left it: the next one need not open it, which takes longer with each
-        table whose snapshot is taken. Whoever commits in between has that one refused, and then it is opened."""
+        """The handle of ``_snapshots`` after the last ``add``. The next ``add`` need not open the table, which takes
+        longer with each snapshot in it. If somebody else has committed meanwhile, the commit is refused, and the table
+        is opened again."""
 
     def all(self, makes: bool) -> list[GenerationLine]:
         """The last state of each generation, by table and number; of all slots that write below this root.
 
-        ``makes``: make ``_snapshots`` where it is not, as a run must that may add lines. After this, whoever had the
-        slot before adds none. A run that takes no snapshots leaves no table behind that says so.
+        ``makes``: make ``_snapshots`` where it is not, as a run must that may add lines. From then on an earlier owner
+        of the slot can add none. A run that takes no snapshots leaves no table behind that says so.
         """
 
         def read() -> list[GenerationLine]:
@@ -103,7 +104,7 @@ class GenerationLines:
         return guarded(self._tables, locations.SNAPSHOTS, read)
 
     def add(self, row: dict[str, Any], ended: dict[str, Any] | None) -> None:
-        """The line of a generation that has finished, and in the same commit the one that ends it at once."""
+        """Add the line of a finished generation. ``ended`` is a line that ends it in the same commit."""
         table, version = row["table"], 2 * row["generation"]
         if ended is None:
             self._add(table, version, lambda writer: [row], self._last)

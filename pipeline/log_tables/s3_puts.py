@@ -43,7 +43,7 @@ _SAME_HERE: Final = _SAME.union(
     ("container_credentials_relative_uri", "container_credentials_full_uri", "ec2_metadata_disabled"),
     ("ca_bundle", "max_attempts", "retry_mode", "execution_env", "pager", "default_output"),
 )
-"""Names of the environment, without ``AWS_``: where both clients look for what no option says, and what is of no
+"""Variables of the environment, without ``AWS_``. Both clients read them alike where no option is given, or they do not
 matter to an object."""
 
 

@@ -71,12 +71,12 @@ if TYPE_CHECKING:
 Generations: TypeAlias = Mapping[str, list[TableGeneration]]
 
 ATTEMPTS: Final = 4
-"""How often a refresh or a vacuum is tried, in the face of others' commits. Each failure means that another mirror got
-through, which ends soon."""
+"""How often a refresh or a vacuum is tried when others commit at the same time. Each failure means that another mirror
+committed first, which ends soon."""
 _PORTION: Final = 4 * THREADS
 """So many tables are tried between two looks at the manifest."""
 _POLL_S: Final = 0.2
-"""How often whoever waits for the other one looks whether it is given up."""
+"""A refresh that waits for a vacuum, or the reverse, looks so often whether it was cancelled."""
 
 
 @dataclass(frozen=True)
@@ -345,9 +345,9 @@ def _untouched(
     lines: Iterable[ManifestLine],
     lsn: Lsn,
 ) -> Iterator[ManifestLine]:
-    """The lines of tables that the log has nothing new of, by its transactions alone: hundreds of tables that nobody
-    changes are not looked at. After a change of columns every table is, because no transaction tells it. The version
-    that is named must be the table's newest: the log of another may go."""
+    """The lines of tables without new rows in the log. Its transactions alone tell it, so hundreds of unchanged tables
+    are not opened. After a change of columns every table is opened, because no transaction names it. The version in a
+    line must be the table's newest: the log of an older one may be removed."""
     lines = list(lines)
     if not lines or log.laid_out_lsn > lines[0].lsn:
         return

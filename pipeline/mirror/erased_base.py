@@ -1,4 +1,4 @@
-"""A base table without the rows of erased keys: its files written anew, and the manifest's lines of before taken back.
+"""A base table without the rows of erased keys: its files written anew, and the manifest's older lines taken back.
 
 The log comes first (``log_tables.erased_rows``). Then, in this order:
 
@@ -162,7 +162,8 @@ def named_rows(
 
 
 def _earlier_files(writer: DeltaBase, root: Location, slot: str) -> list[str]:
-    """The files of versions that the manifest names, without those of the table now, relative to the table."""
+    """The files of older versions that the manifest names, without the files of the newest version; relative to the
+    table."""
     location = writer.location
     directory = location.uri.rpartition("/")[2]
     lines = [line for line in read_lines(DeltaBases(root), slot) if line.directory == directory]
@@ -224,7 +225,7 @@ def in_work_in_base(location: Location, label: str, known: Set[str]) -> list[str
 
 
 def remove_copies(root: Location, slot: str, label: str, keys: RowsOfKeys) -> None:
-    """Remove what ``copies_in_base`` finds, also from under whoever reads it. Raises as that, and StorageFault."""
+    """Remove what ``copies_in_base`` finds, even if somebody is reading it. Raises as that, and StorageFault."""
     location = base_location(root, label)
     writer = DeltaBase.open(location, label)
     if writer is None:

@@ -149,7 +149,7 @@ class ErasedIcebergBase:
         return [*found, *manifests], cleared
 
     def remove_copies(self, keys: RowsOfKeys) -> None:
-        """Remove what ``copies`` finds, also from under whoever reads it, but for what a tag or a branch needs."""
+        """Remove what ``copies`` finds, even if somebody is reading it, but for what a tag or a branch needs."""
         manifest = ManifestWriter(self._bases, self._slot)
         manifest.forget_retired(self._key)
         before, _ = self.copies(keys)

@@ -105,8 +105,8 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True)
 class TableRefresh:
-    """What was done with one table. ``version``: of the base table. Bytes and files are those of the new and removed
-    ones."""
+    """What was done with one table. ``version``: of the base table. The bytes and the counts are of the new and of the
+    removed files."""
 
     table: str
     answer: Answer

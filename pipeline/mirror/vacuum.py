@@ -104,7 +104,7 @@ class VacuumedTables(Protocol):
     def place(self) -> Location: ...
 
     def directories(self) -> list[str]:
-        """The base tables that there are, as the manifest calls them; there may be those of other slots among them."""
+        """All base tables, as the manifest calls them; some may be of other slots."""
         ...
 
     def remove(self, directory: str) -> Vacuumed | None:
