@@ -18,7 +18,7 @@ stair is written in pyproject.toml, import-linter checks it in CI, and a test ho
     delta | iceberg
         delta       Delta tables: columns, files, commits; without pyspark
         iceberg     Iceberg tables: catalogs, columns, commits; without pyspark
-    log_tables      what tables of a change log have in common: places, columns, files, whose they are
+    log_tables      what tables of a change log have in common: locations, columns, files, owners
     decode | postgres | storage | stream
         decode      blocks to Arrow, in compiled kernels
         postgres    the replication connection, and all that is asked of the server

@@ -154,7 +154,7 @@ def sweep(parent: str) -> None:
         if descriptor is not None:
             claimed[entry.path] = descriptor
     left = [path for path in claimed if not _is_kept(path)]
-    inhabited = {place for pid in _pids() for place in _places(pid, parent)} if left else set()
+    inhabited = {folder for pid in _pids() for folder in _folders_used_by(pid, parent)} if left else set()
     for path in left:
         if path not in inhabited:
             with suppress(OSError):  # what cannot be removed today is tried again by the next run
@@ -268,7 +268,7 @@ def living(path: str, besides: int = 0) -> Iterator[int]:
     """The process ids, but this one's and ``besides``, of those that were started in the folder or have a file of it
     open."""
     for pid in _pids():
-        if pid != besides and path in _places(pid, os.path.dirname(path)):
+        if pid != besides and path in _folders_used_by(pid, os.path.dirname(path)):
             yield pid
 
 
@@ -281,7 +281,7 @@ def was_started_in(pid: int, path: str) -> bool:
     return _birthplace(pid) == path
 
 
-def _places(pid: int, parent: str) -> Iterator[str]:
+def _folders_used_by(pid: int, parent: str) -> Iterator[str]:
     """The folders below ``parent`` that the process was started in or has a file of open. More than once, perhaps."""
     if (birthplace := _birthplace(pid)) is not None:
         yield birthplace

@@ -355,8 +355,8 @@ class _Block:
     def _tables_of_transactions(self, n: int) -> pa.Array:
         """list<string>[n]: each transaction's tables, sorted; empty where it has no rows."""
         names = sorted({relation.name for relation in self._relations})
-        place = {name: i for i, name in enumerate(names)}
-        rank = np.array([place[relation.name] for relation in self._relations], np.int64)
+        rank_of = {name: i for i, name in enumerate(names)}
+        rank = np.array([rank_of[relation.name] for relation in self._relations], np.int64)
         pairs = self.rows.owner * np.int64(max(len(names), 1)) + rank[self.rows.relation]
         # Rows of one table mostly stand together, so this removes most repetitions before the sort.
         pairs = np.unique(pairs[np.flatnonzero(np.diff(pairs, prepend=-1))])

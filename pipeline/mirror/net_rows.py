@@ -31,7 +31,7 @@ from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile, NetCounts
 
-_PLACE: Final = "n"
+_INDEX: Final = "n"
 _SLICE_ROWS: Final = 2_000
 """A slice of that many rows is cheaper to write as one than to copy together with others."""
 
@@ -229,8 +229,8 @@ def _indexes_in(rows: pa.Table, keys: pa.Table) -> npt.NDArray[np.int64]:
     # Names of our own: a key's column may be called as the place.
     parts = [f"k{i}" for i in range(len(names))]
     there = rows.select(names).rename_columns(parts)
-    there = there.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
-    new = there.join(keys.rename_columns(parts), parts, join_type="left semi")[_PLACE]
+    there = there.append_column(_INDEX, pa.array(np.arange(rows.num_rows)))
+    new = there.join(keys.rename_columns(parts), parts, join_type="left semi")[_INDEX]
     return np.sort(new.to_numpy())
 
 
