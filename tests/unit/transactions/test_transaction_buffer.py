@@ -235,7 +235,7 @@ def test_a_large_transaction_in_memory_becomes_a_segment_if_the_sink_takes_segme
 def test_a_large_rest_becomes_several_segments_with_each_row_once_and_in_order(
     storage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "PIECE_BYTES", 1_000_000)
+    monkeypatch.setattr(memory, "CHUNK_BYTES", 1_000_000)
     calls = Calls(storage, memory_bytes=7 << 20, bind_late=True)
     for _ in range(11):
         calls.add(WIDE)
