@@ -19,7 +19,7 @@ from xidstream.pipeline.exchange import Opened, Sealed
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.file_modes import choose_for_process
-from xidstream.pipeline.stream.cut_routing import TicketedCut
+from xidstream.pipeline.stream.event_router import OrderedEvent
 
 
 class CommitSequencer(CommitSequence):
@@ -32,7 +32,7 @@ class CommitSequencer(CommitSequence):
         """``CommitSequence.open`` with the handle of the reader."""
         await super().open(reader.feedback.remote, opened, target_lsn, has_sink)
 
-    async def submit_with(self, entry: TicketedCut, content: Sealed) -> int:
+    async def submit_with(self, entry: OrderedEvent, content: Sealed) -> int:
         """``CommitSequence.submit`` of one entry with its content."""
         return await self.submit([dataclasses.replace(entry, result=content)])
 

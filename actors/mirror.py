@@ -104,7 +104,7 @@ class Mirror:
         return None if self._loop is None else self._loop.failure
 
     def stop(self) -> None:
-        """End it. A refresh in hand is given up: the next one takes up what it has done."""
+        """End it. A running refresh is cancelled: the next one goes on from what it has done."""
         if self._loop is not None and self._thread is not None:
             self._loop.stop()
             self._thread.join()
@@ -124,21 +124,21 @@ class _Register:
         self._last_text = ""
         self._one = threading.Lock()
 
-    def beside(self, is_given_up: Callable[[], bool]) -> None:
+    def beside(self, is_cancelled: Callable[[], bool]) -> None:
         """On a thread of its own; nothing where the last one is not done yet."""
         if not self._one.locked():
             threading.Thread(
-                target=self.now, args=(is_given_up,), name="xidstream-mirror-catalog", daemon=True
+                target=self.now, args=(is_cancelled,), name="xidstream-mirror-catalog", daemon=True
             ).start()
 
-    def now(self, is_given_up: Callable[[], bool] = lambda: False) -> None:
+    def now(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         """Once. Nothing is raised for the catalog's sake."""
         with self._one:
             try:
-                done = self._tables.register(is_given_up)
+                done = self._tables.register(is_cancelled)
             except XidstreamError as error:
                 remedy = f" ({error.remedy})" if error.remedy else ""
-                if not is_given_up():
+                if not is_cancelled():
                     self._once(f"{error.message}{remedy}; the next refresh tries again")
                 return
             refused = [
@@ -197,7 +197,7 @@ class MirrorLoop:
         self.failure: BaseException | None = None
 
     def stop(self) -> None:
-        """Any thread: end now. The refresh or vacuum in hand is given up, and Spark jobs are cancelled."""
+        """Any thread: end now. The running refresh or vacuum is cancelled, and so are Spark jobs."""
         self._stop.set()
         self._session.cancel_jobs()
 

@@ -44,7 +44,7 @@ from benchmarks.source import PUBLICATION, Source, server
 from tests.s3_server import counted_s3
 from xidstream.actors.mirror import Mirror
 from xidstream.actors.runtime.run_search import local_answers
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.upkeep import Upkeep
@@ -292,7 +292,7 @@ def measure(source: Source, folder: Path, spark: Any, n_transactions: int, secon
     with _Run(source, slot, folder) as run:
         found["start_s"] = round(run.start_s, 1)
         _trickle(source, 5)
-        run.await_(lambda: ChangeLog(str(run.root)).readable_lsn > begin + n_transactions * _WAL)
+        run.await_(lambda: LogFrames(str(run.root)).readable_lsn > begin + n_transactions * _WAL)
         mirror = Mirror(str(run.root))
         found["first_base_s"] = round(_timed(lambda: mirror.refresh(spark)), 1)
         n_before, cpu_before_s = run.n_transactions(), run.sink_cpu_s()
@@ -311,14 +311,14 @@ def measure(source: Source, folder: Path, spark: Any, n_transactions: int, secon
         for _ in range(5):
             _trickle(source, 2)
             refreshes.append(1000 * _timed(lambda: mirror.refresh(spark)))
-            states.append(1000 * _timed(lambda: ChangeLog(str(run.root)).as_of(spark).table(_TABLE).count()))
+            states.append(1000 * _timed(lambda: LogFrames(str(run.root)).as_of(spark).table(_TABLE).count()))
         found["refresh_ms"], found["as_of_ms"] = round(median(refreshes)), round(median(states))
     return {**found, **_size(run.root), **_requests(run.root)}
 
 
 def _is_copied(root: Path, spark: Any) -> bool:
     try:
-        ChangeLog(str(root)).as_of(spark).table(_TABLE)
+        LogFrames(str(root)).as_of(spark).table(_TABLE)
     except XidstreamError:
         return False
     return True

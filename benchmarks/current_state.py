@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from benchmarks.results import median, ratio
 from xidstream.actors.runtime.java import ensure_java
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.exchange import Tenure
@@ -79,7 +79,7 @@ def run(rows: int, tail_rows: int, repeats: int) -> dict[str, Any]:
 
 
 def _measured(spark: SparkSession, folder: str, repeats: int) -> dict[str, Any]:
-    log = ChangeLog(folder)
+    log = LogFrames(folder)
 
     def scan() -> Any:
         base = log.table_at(_TABLE.name, log.last_commit_lsn).snapshot(spark).frame

@@ -24,7 +24,7 @@ import psycopg
 
 from benchmarks.results import percentile
 from benchmarks.source import PUBLICATION, Source, server
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.ddl_trigger import prepare
 
@@ -43,7 +43,7 @@ def measure(source: Source, root: Path, commits: int, dice: random.Random) -> di
     try:
         _commit(source)
         _await(lambda: (root / "_snapshots").exists() and (root / "_transactions").exists())
-        log = ChangeLog(str(root))
+        log = LogFrames(str(root))
         _await(lambda: _reached(log, _commit(source)))
         for _ in range(commits):
             time.sleep(dice.uniform(0.2, 3.0))
@@ -59,7 +59,7 @@ def measure(source: Source, root: Path, commits: int, dice: random.Random) -> di
     return found
 
 
-def _reached(log: ChangeLog, lsn: Lsn) -> bool:
+def _reached(log: LogFrames, lsn: Lsn) -> bool:
     time.sleep(3.0)
     return log.readable_lsn >= lsn
 

@@ -36,7 +36,7 @@ from benchmarks.mirror import local_session
 from benchmarks.source import Source, server
 from benchmarks.whole_schema import costs
 from xidstream.actors.mirror import Mirror
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.pg import Lsn
 
 _PUBLICATION: Final = "whole"
@@ -116,7 +116,7 @@ def run(n_tables: int, n_rows: int, n_large: int, folder: Path) -> None:
 
 
 def measure(schema: Schema, root: Path, spark: Any, process: subprocess.Popen[bytes], folder: Path) -> None:
-    log, mirror = ChangeLog(str(root)), Mirror(str(root))
+    log, mirror = LogFrames(str(root)), Mirror(str(root))
 
     def followed(case: str, names: Sequence[str]) -> None:
         began_s, lsn = time.monotonic(), schema.change(names)

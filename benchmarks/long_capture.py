@@ -159,7 +159,7 @@ def capture(folder: Path, days: float, rate: int, *, has_sink: bool, limit_s: fl
         now_s = float(second)
         unit, first, last = units.make(second, second * rate)
         order.add_unit(second, first, last, Lsn(last + 0x30), rate)
-        order.fill(second, unit, now_s)
+        order.content_arrived(second, unit, now_s)
         now_s += 0.99
         due_in_s = policy.due_in_s(
             now_s,
@@ -246,7 +246,7 @@ def _written(folder: Path, files: list[JournalFile]) -> dict[str, Any]:
             units = full if n_left >= full.rate else Units(n_left)
             unit, first, last = units.make(0, n)
             order.add_unit(ticket, first, last, Lsn(last + 0x30), units.rate)
-            order.fill(ticket, unit, 0.0)
+            order.content_arrived(ticket, unit, 0.0)
             tables.update(units.tables)
             units.tables.clear()
             n, n_left, ticket = n + units.rate, n_left - units.rate, ticket + 1

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.log_root import DeltaRoot
 from xidstream.pipeline.changelog.moment import moment_of
 from xidstream.pipeline.changelog.transactions_table import TransactionsTable
@@ -147,15 +147,15 @@ def _at(middle: int) -> datetime.datetime:
 
 
 def _moment(root: Location, middle: int) -> Any:
-    return int(ChangeLog(root.uri).as_of(None, timestamp=_at(middle)).lsn)  # type: ignore[arg-type]
+    return int(LogFrames(root.uri).as_of(None, timestamp=_at(middle)).lsn)  # type: ignore[arg-type]
 
 
 def _xid(root: Location, middle: int) -> Any:
-    return int(ChangeLog(root.uri).as_of(None, xid=1_000 + middle).lsn)  # type: ignore[arg-type]
+    return int(LogFrames(root.uri).as_of(None, xid=1_000 + middle).lsn)  # type: ignore[arg-type]
 
 
 def _batch(root: Location, middle: int) -> Any:
-    last = int(ChangeLog(root.uri).last_commit_lsn)
+    last = int(LogFrames(root.uri).last_commit_lsn)
     return TransactionsTable(DeltaRoot(root)).between(middle * _WAL, last, at_most=1_000).num_rows
 
 
@@ -164,11 +164,11 @@ def _verify(root: Location, middle: int) -> Any:
     bounds = SnapshotBounds(
         Lsn(place), Lsn(place + 40), 1_000 + middle, 1_001 + middle, (1_000 + middle,), 0, Lsn(0)
     )
-    return len(moment_of(ChangeLog(root.uri), "public.orders", bounds).left_out)
+    return len(moment_of(LogFrames(root.uri), "public.orders", bounds).unseen_lsns)
 
 
 def _bounds(root: Location, middle: int) -> Any:
-    return int(ChangeLog(root.uri).readable_lsn)
+    return int(LogFrames(root.uri).readable_lsn)
 
 
 _QUESTIONS: Final[dict[str, tuple[Callable[[Location, int], Any] | None, Callable[[Location, int], Any]]]] = {

@@ -25,7 +25,7 @@ from xidstream.pipeline.decode import decode_plain_block, warm_up
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pgoutput.messages import Begin, Commit, Relation, RelationColumn
 from xidstream.pipeline.stream import PlainBlock, StreamCutter
-from xidstream.pipeline.transactions.known_relations import KnownRelations
+from xidstream.pipeline.transactions.relation_cache import RelationCache
 
 _COLUMNS = (("id", 20), ("k", 23), ("note", 25), ("amount", 1700), ("at", 1184), ("score", 701), ("flag", 16))
 _VALUES = (b"1", b"1", b"a note", b"1.5", b"2024-01-01 00:00:00+00", b"0.5", b"t")
@@ -44,7 +44,7 @@ def run(n: int) -> dict[str, float]:
 def measure(n: int) -> dict[str, float]:
     warm_up()
     cutter = StreamCutter(block_bytes=4 << 20, pending_limit_bytes=32 << 20, parallel=False)
-    pool, buffer = KnownRelations(), KnownRelations()
+    pool, buffer = RelationCache(), RelationCache()
     reader_s = buffer_s = told_bytes = 0.0
     before = _private_bytes()
     for i in range(n):
@@ -52,13 +52,13 @@ def measure(n: int) -> dict[str, float]:
         start_s = time.process_time()
         for message in messages:
             cutter.feed(message)
-        (cut,) = cutter.flush()
-        assert isinstance(cut, PlainBlock) and cut.block is not None
-        versions = cut.block.relations.versions
-        told = pickle.dumps(pool.call(versions, versions))
+        (event,) = cutter.flush()
+        assert isinstance(event, PlainBlock) and event.block is not None
+        versions = event.block.relations.versions
+        told = pickle.dumps(pool.exchange(versions, versions))
         between_s = time.process_time()
-        buffer.call(versions, pickle.loads(told))
-        decode_plain_block(cut.block.payload, cut.block.lengths, buffer.relations(versions))
+        buffer.exchange(versions, pickle.loads(told))
+        decode_plain_block(event.block.payload, event.block.lengths, buffer.relations(versions))
         reader_s, buffer_s = reader_s + between_s - start_s, buffer_s + time.process_time() - between_s
         told_bytes += len(told)
     return {

@@ -25,7 +25,7 @@ from tests.s3_server import CountedS3, counted_s3, n_bytes_of
 from tests.spark.change_log_maker import INT8, TEXT, LogMaker, keyed
 from tests.spark.support import LocalSegments, batch_of, memory_frame, put_memory, read_memory
 from xidstream.actors.runtime.java import ensure_java
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.schema.rows import UPDATE_POSTIMAGE
 from xidstream.pipeline.spark.frames import SinkBatch
 from xidstream.pipeline.spark.session import SPARK_CONF
@@ -74,7 +74,7 @@ def _session() -> Any:
     return session
 
 
-def _ways(log: ChangeLog, spark: Any) -> dict[str, Callable[[], Any]]:
+def _ways(log: LogFrames, spark: Any) -> dict[str, Callable[[], Any]]:
     name = _TABLE.name
     return {
         "state, all columns": lambda: log.as_of(spark)[name],
@@ -100,7 +100,7 @@ def main() -> None:
         root = _write_log(s3, folder, asked.rows)
         spark = _session()
         try:
-            for way, made in _ways(ChangeLog(root, storage_options=s3.options), spark).items():
+            for way, made in _ways(LogFrames(root, storage_options=s3.options), spark).items():
                 if asked.without_columns and "columns=" in way:
                     continue
                 took_s = []

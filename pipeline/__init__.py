@@ -18,12 +18,12 @@ stair is written in pyproject.toml, import-linter checks it in CI, and a test ho
     delta | iceberg
         delta       Delta tables: columns, files, commits; without pyspark
         iceberg     Iceberg tables: catalogs, columns, commits; without pyspark
-    log_tables      what tables of a change log have in common: places, columns, files, whose they are
+    log_tables      what tables of a change log have in common: locations, columns, files, owners
     decode | postgres | storage | stream
         decode      blocks to Arrow, in compiled kernels
         postgres    the replication connection, and all that is asked of the server
         storage     the storage: segments, prepared transactions, the journal's files, the record
-        stream      the slot's stream, cut into blocks by transaction, and where each cut goes
+        stream      the slot's stream, cut into blocks by transaction, and where each event goes
     packs           small parts of many tables in one object
     exchange        the values that cross processes
     parquet         the Parquet file of a transaction's rows, filled in at COMMIT

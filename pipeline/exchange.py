@@ -21,10 +21,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from xidstream.pipeline.errors import XidstreamError
-from xidstream.pipeline.parked import BadTable, LeftOutTransaction, ParkedTable
+from xidstream.pipeline.parked import BadTable, ParkedTable, SkippedTransaction
 from xidstream.pipeline.parquet import CommitStamp, RowFile
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.poison import NONE_GIVEN_UP, GivenUp, Poison
+from xidstream.pipeline.poison import NO_SKIPS, Poison, Skips
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.snapshot.decision import Decision
@@ -192,8 +192,8 @@ class Sealed:
     """The bytes of rows and messages: as Arrow in memory, and as files in storage, where rows are compressed."""
     undeliverable: Undeliverable | None = None
     """Set where the content ends before the unit does."""
-    left_out: tuple[LeftOutTransaction, ...] = ()
-    """The unit's transactions that were given up (``pipeline.poison``): nothing of them is here."""
+    skipped: tuple[SkippedTransaction, ...] = ()
+    """The unit's skipped transactions (``pipeline.poison``): nothing of them is here."""
     bad_tables: tuple[BadTable, ...] = ()
     """Tables of which rows were left out, for the sequencer to park. ``transactions`` tell of these rows, too."""
 
@@ -386,8 +386,8 @@ class Opened:
     cover: PrepareCover
     timeline: int
     history: Mapping[int, Lsn]
-    given_up: GivenUp = NONE_GIVEN_UP
-    """Transactions that a person gave up, and that the slot may still send, or the journal has."""
+    skips: Skips = NO_SKIPS
+    """The skipped transactions that the slot may still send, or the journal has."""
     server: Mapping[str, str] = field(default_factory=dict)
     """libpq's options that lead to the slot's very server, where the DSN has several."""
     snapshots: Decision = Decision(takes_snapshots=False)  # noqa: RUF009 - frozen

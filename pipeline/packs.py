@@ -5,9 +5,9 @@ millisecond, however small it is. So where a unit has rows of many tables, its s
 table with one binary column, and each value is the Arrow message of one part's record batch. The message has no schema,
 because the part's relation version gives it (``rows.contract_schema``).
 
-Buffers make packs (``UnitParts``). The driver takes from them what it needs of one table (``Packs``), because Spark's
-executors read an object as one stream of one schema. A unit of few tables has no packs: there, an object for each part
-lets the executors read what the buffer stored, and the driver touches no row.
+Buffers make packs (``PartsBuilder``). The driver takes from them what it needs of one table (``PackReader``), because
+Spark's executors read an object as one stream of one schema. A unit of few tables has no packs: there, an object for
+each part lets the executors read what the buffer stored, and the driver touches no row.
 
 Rejected: all parts by value inside ``Sealed``. Reader, sequencer and driver each would unpickle the rows of all tables,
 and the sequencer would keep them until the sink has them. Of few tables, and few rows, that costs less than an object.
@@ -37,8 +37,8 @@ PACK_BYTES: Final = 4 << 20
 PACK_SCHEMA: Final = pa.schema([pa.field("rows", pa.binary(), nullable=False)])
 
 
-class UnitParts:
-    """The parts in memory of one unit, as they are made. ``put`` stores a table and returns its reference;
+class PartsBuilder:
+    """Makes the parts in memory of one unit. ``put`` stores a table and returns its reference;
     ``n_tables``: how many relation versions the unit may have rows of."""
 
     def __init__(self, put: Callable[[pa.Table], ArrowRef], n_tables: int) -> None:
@@ -80,8 +80,8 @@ class UnitParts:
         self._open, self._open_bytes = [], 0
 
 
-class Packs:
-    """The packs of one batch, each read once, when the first of its parts is asked for. Safe for several threads.
+class PackReader:
+    """Reads the packs of one batch, each once, when the first of its parts is asked for. Safe for several threads.
 
     ``read`` gives the record batches of a reference. What was read stays: at most the ``batch_bytes`` of the batch.
     """

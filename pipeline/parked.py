@@ -143,8 +143,8 @@ class ParkedTable:
         )
 
 
-class LeftOutTransaction(NamedTuple):
-    """A transaction that was given up, and that was met. ``relids``: the tables of its rows, ascending; None where they
+class SkippedTransaction(NamedTuple):
+    """A transaction of ``slot skip`` that a run has met. ``relids``: the tables of its rows, ascending; None where they
     are not known."""
 
     xid: Xid
@@ -157,8 +157,8 @@ _EVERY_TABLE = 0
 
 
 @dataclass(frozen=True)
-class RowsGivenUp(ParkedTable):
-    """The rows of one table, or of every one, that a transaction had which a person gave up (``xidstream slot skip``).
+class SkippedRows(ParkedTable):
+    """The rows that a skipped transaction (``xidstream slot skip``) had of one table, or of every table.
     For snapshots it is as if the table had been parked for this transaction alone. It is in no record."""
 
     def concerns(self, relid: int) -> bool:
@@ -169,10 +169,10 @@ class RowsGivenUp(ParkedTable):
         return f"transaction {int(self.xid)}, with its commit at {self.since_lsn}, was given up (`xidstream slot skip`)"
 
 
-def rows_given_up(transactions: Iterable[LeftOutTransaction]) -> tuple[RowsGivenUp, ...]:
+def skipped_rows(transactions: Iterable[SkippedTransaction]) -> tuple[SkippedRows, ...]:
     """The rows that the transactions had: of every table where it is not known of which."""
     return tuple(
-        RowsGivenUp(relid, "", each.commit_lsn, each.xid, "given up", until_lsn=Lsn(each.commit_lsn + 1))
+        SkippedRows(relid, "", each.commit_lsn, each.xid, "given up", until_lsn=Lsn(each.commit_lsn + 1))
         for each in transactions
         for relid in ((_EVERY_TABLE,) if each.relids is None else each.relids)
     )

@@ -52,7 +52,11 @@ class Lsn(int):
     @property
     def before(self) -> Lsn:
         """One byte earlier, but not below 0: the last LSN at which a record that ends here can begin."""
-        return Lsn(max(self - 1, 0))
+        return self.minus(1)
+
+    def minus(self, n_bytes: int) -> Lsn:
+        """So many bytes earlier, but not below 0."""
+        return Lsn(max(self - n_bytes, 0))
 
     @property
     def next_record(self) -> Lsn:

@@ -6,8 +6,8 @@ the transaction, and only a commit that keeps one of these rows turns it into an
 transaction's place in the order of commits (``exchange.Undeliverable``): all that committed before is delivered and
 confirmed first.
 
-``GivenUp`` names the transactions that a person has given up with ``xidstream slot skip``. All of their rows are left
-out, wherever their content would be released.
+``Skips`` names the transactions of ``xidstream slot skip``. All of their rows are dropped where their content would be
+released.
 
 Of the rows of one owner only the first is noted, because one is enough to say that the owner cannot be delivered: a
 million bad rows cost some bytes for each subtransaction that holds any. Rejected: to raise at once and to read the
@@ -25,10 +25,10 @@ import numpy.typing as npt
 from xidstream.pipeline.errors import ColumnNameClash, PoisonedChange, XidstreamError
 from xidstream.pipeline.pg import Lsn, Xid
 
-GivenUp = frozenset[tuple[Xid, Lsn]]
+Skips = frozenset[tuple[Xid, Lsn]]
 """Top-level xid and commit LSN."""
 
-NONE_GIVEN_UP: GivenUp = frozenset()
+NO_SKIPS: Skips = frozenset()
 
 _ERRORS: dict[str, type[XidstreamError]] = {e.__name__: e for e in (PoisonedChange, ColumnNameClash)}
 
@@ -111,11 +111,11 @@ def notes_by_table(notes: Iterable[BadRows]) -> dict[int, list[BadRows]]:
     return found
 
 
-def given_up_among(
-    given_up: GivenUp, xid: npt.NDArray[np.int64], commit_lsn: npt.NDArray[np.int64]
+def skipped_among(
+    skips: Skips, xid: npt.NDArray[np.int64], commit_lsn: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Which of the transactions (arrays of one length) were given up."""
+    """Which of the transactions (arrays of one length) are skipped."""
     mask = np.zeros(len(xid), np.bool_)
-    for one_xid, one_lsn in given_up:
+    for one_xid, one_lsn in skips:
         mask |= (commit_lsn == int(one_lsn)) & (xid == int(one_xid))
     return mask

@@ -1,6 +1,6 @@
 """A libpq of the tests' own: PQgetCopyData, PQconsumeInput and PQfreemem as callbacks, for the compiled loops.
 
-A stream can thereby be taken through the loop without a server, and ``cuts_of`` is the slot reader's own use of it.
+A stream can thereby be taken through the loop without a server, and ``events_of`` is the slot reader's own use of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from xidstream.pipeline.pgoutput.message_buffer import Outcome
 from xidstream.pipeline.postgres.copy_loop import CopyLoop, RowLoop
-from xidstream.pipeline.stream import Cut, StreamCutter
+from xidstream.pipeline.stream import StreamCutter, StreamEvent
 
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p
@@ -55,8 +55,10 @@ class Server:
         self.n_allocated -= 1
 
 
-def cuts_of(cutter: StreamCutter, messages: Sequence[bytes], block_bytes: int) -> Iterator[Sequence[Cut]]:
-    """The cuts that ``messages`` complete, by the compiled loop and what it gives out."""
+def events_of(
+    cutter: StreamCutter, messages: Sequence[bytes], block_bytes: int
+) -> Iterator[Sequence[StreamEvent]]:
+    """The events that ``messages`` complete, by the compiled loop and what it gives out."""
     loop = Server(messages).loop
     while True:
         outcome = loop.gather(cutter.target, block_bytes)

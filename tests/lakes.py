@@ -182,13 +182,13 @@ class IcebergLake(Lake):
         return None if table is None else table.scan().to_arrow()
 
     def columns_of(self, name: str) -> dict[str, list[str]]:
-        from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+        from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
         from xidstream.pipeline.log_tables.locations import Location
 
         table = self._table(name)
         assert table is not None
         found: dict[str, list[str]] = {}
-        for column in IcebergTable(table, Location.parse(str(self._file.parent)), name).columns:
+        for column in IcebergTableWriter(table, Location.parse(str(self._file.parent)), name).columns:
             found.setdefault(column.source.lower(), []).append(column.name)
         return found
 

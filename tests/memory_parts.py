@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from xidstream.pipeline.exchange import ArrowRef, MemoryPart
-from xidstream.pipeline.packs import Packs
+from xidstream.pipeline.packs import PackReader
 from xidstream.pipeline.schema.rows import contract_schema
 
 
@@ -17,5 +17,5 @@ def part_rows(part: MemoryPart, read: Callable[[ArrowRef], Iterator[pa.RecordBat
     if part.pack_index is None:
         batches = read(part.ref)
     else:
-        batches = Packs(lambda _: read(part.ref)).rows([dataclasses.replace(part, ref=None)])
+        batches = PackReader(lambda _: read(part.ref)).rows([dataclasses.replace(part, ref=None)])
     return pa.Table.from_batches(batches, contract_schema(part.relation))

@@ -11,7 +11,7 @@ from xidstream.actors.reader.reading import Reading
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.postgres.opening import OpenSlot, slot_settings
 from xidstream.pipeline.settings.config import Config
-from xidstream.pipeline.stream import Cut, PlainBlock, Position, StreamCutter
+from xidstream.pipeline.stream import PlainBlock, Position, StreamCutter, StreamEvent
 
 
 class PlayedSink:
@@ -28,12 +28,12 @@ class PlayedSink:
         self._reached = INVALID_LSN
         self.failed: list[BaseException] = []
 
-    def submit(self, cuts: Sequence[Cut]) -> None:
+    def submit(self, events: Sequence[StreamEvent]) -> None:
         with self._lock:
-            for cut in cuts:
-                assert isinstance(cut, (PlainBlock, Position)), cut
-                lsn = cut.wal_end if isinstance(cut, Position) else cut.end_lsn
-                self.n_blocks += isinstance(cut, PlainBlock)
+            for event in events:
+                assert isinstance(event, (PlainBlock, Position)), event
+                lsn = event.wal_end if isinstance(event, Position) else event.end_lsn
+                self.n_blocks += isinstance(event, PlainBlock)
                 self._reached = max(self._reached, lsn)
             if self._goes_on:
                 self._confirm(self._reached)

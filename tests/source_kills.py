@@ -34,7 +34,7 @@ from tests.postgres_fixtures import Database
 from tests.transfers import SCHEMA, TOTAL, Clients
 from tests.waiting import meanwhile, wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.pg import Lsn
 
 REPOSITORY = Path(__file__).parents[1]
@@ -145,7 +145,7 @@ def kill_it(database: Database, folder: Path, n_kills: int, seed: int) -> str:
     with _running(database, root):
         last = database.execute("select (pg_current_wal_insert_lsn() - '0/0')::bigint")[0][0]
         database.execute("insert into a values (2000000, 0, 'last')")
-        wait_until(lambda: ChangeLog(str(root)).last_commit_lsn >= last, _ANSWER_S)
+        wait_until(lambda: LogFrames(str(root)).last_commit_lsn >= last, _ANSWER_S)
     copying.run_to_end()
     n_changes = 0
     for table in TABLES:

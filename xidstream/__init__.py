@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xidstream.actors.driver.session import spark_session
     from xidstream.actors.mirror import Mirror
     from xidstream.pipeline import errors
-    from xidstream.pipeline.changelog.change_log import LogState
+    from xidstream.pipeline.changelog.log_frames import LogState
     from xidstream.pipeline.pg import Lsn
     from xidstream.pipeline.settings.config import Config
     from xidstream.pipeline.spark.spark_batch import SparkBatch
@@ -45,7 +45,7 @@ __all__ = [
 
 _HOMES: Final = {
     "ChangeLog": "xidstream.pipeline.verify.change_log",
-    "LogState": "xidstream.pipeline.changelog.change_log",
+    "LogState": "xidstream.pipeline.changelog.log_frames",
     "ChangeStream": "xidstream.actors.api.change_stream",
     "StreamingQuery": "xidstream.actors.api.streaming_query",
     "Config": "xidstream.pipeline.settings.config",

@@ -168,7 +168,7 @@ class StreamingQuery:
         return True
 
     def stop(self) -> None:
-        """End it cleanly: the batch in hand is finished, and what else has committed goes to the journal. Returns when
+        """End it cleanly: the current batch is finished, and what else has committed goes to the journal. Returns when
         it has ended."""
         self._supervisor.stop()
         self._thread.join()

@@ -85,7 +85,7 @@ def _print_beside(console: Console, mark: Text, text: Text) -> None:
 
 
 def skip_command(config: Config, xid: Xid, commit_lsn: Lsn, reason: str) -> None:
-    """Record that a transaction is given up. Raises PreconditionMissing, UsageError, with nothing recorded."""
+    """Record that a transaction is skipped. Raises PreconditionMissing, UsageError, with nothing recorded."""
     stored = stored_slot(config)
     record = read_progress(*stored)
     if record is None:

@@ -83,7 +83,7 @@ def remove_consumer_command(config: Config, name: str, *, is_sure: bool) -> None
 
 
 def _let_go(mine: ConsumerPosition, others: Sequence[ConsumerPosition], last: int) -> str:
-    """What nobody holds back any more without this consumer."""
+    """What may be removed from the log once this consumer is forgotten, for people."""
     age_s = mine.age_s(datetime.datetime.now(datetime.timezone.utc))
     at = f"consumer {mine.name} has processed all up to {mine.lsn}, and told so {human_s(age_s)} ago"
     first = min(others, key=lambda each: each.lsn, default=None)

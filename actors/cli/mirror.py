@@ -1,7 +1,7 @@
 """``xidstream mirror``: the loop of refreshes, and a Spark session of its own where a table is large.
 
 The loop is on the main thread, because Ray wants to be started there. Another one looks whether a signal has come. The
-first signal ends the loop, with what it has in hand given up (the next refresh takes it up), and the status is 0.
+first signal ends the loop. The current refresh is cancelled (the next one goes on from it), and the status is 0.
 """
 
 from __future__ import annotations

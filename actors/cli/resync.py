@@ -6,8 +6,8 @@ change log keeps what it has below: what is missing between is told, and stays m
 
 Everything that a run would refuse is found before anything is changed: rights on the tables, another reader, a sink of
 another server, a journal with what no sink holds. Then, in this order: the lost slot is dropped, its record removed,
-the decision for snapshots recorded, the new slot made, and its beginning recorded. Whoever dies in between is gone on
-with by the same command: a slot that is not there is as lost as an invalidated one.
+the decision for snapshots recorded, the new slot made, and its beginning recorded. If the command dies in between, the
+same command goes on: a slot that is not there is as lost as an invalidated one.
 
 A slot that the server still has is not dropped where the storage has no record of it: then the storage may be the wrong
 one, and the slot is what is left. The run's own error says so.

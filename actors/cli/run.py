@@ -45,7 +45,7 @@ from xidstream.pipeline.sinks.sink import check_sink_spec
 
 _CHECKS_POLL_S = 0.25
 _CHECKS_END_S = 10.0
-"""What a check in hand is given when the run is stopped: as long as it takes to find that no server answers."""
+"""How long a running check may take to end when the run is stopped: long enough to find that no server answers."""
 
 
 def run_pipeline(configs: Sequence[Config], stop: StopRequest, began_s: float | None = None) -> None:

@@ -195,7 +195,7 @@ def _print_stopped(config: Config) -> None:
 
 
 def _skips(config: Config) -> list[str]:
-    """The transactions that were given up, and their outcome."""
+    """The skipped transactions, and their outcome."""
     storage, layout = stored_slot(config)
     record = read_progress(storage, layout)
     lines = []

@@ -78,9 +78,9 @@ class BatchLoop:
         self._frames: ObjectStoreFrames | StoredFrames = ObjectStoreFrames()
         """How rows in memory come to Spark; ``StoredFrames`` where its JVM has not joined Ray."""
         self._stop = threading.Event()
-        """Set by ``stop``: the batch in hand is the last."""
+        """Set by ``stop``: the batch that is being written is the last."""
         self._writing_since_s: float | None = None
-        """When the sink was given the batch in hand, on the monotonic clock; None between batches."""
+        """When the sink was given the current batch, on the monotonic clock; None between batches."""
         self._idle_since_s: float | None = None
         """Since when a batch is being written without any running task of Spark; None if that is not so."""
         self.progress = before
@@ -94,7 +94,7 @@ class BatchLoop:
         """The batch that the sink has and that the next pull reports."""
 
     def stop(self) -> None:
-        """End ``run`` when the batch in hand is written. That batch is not reported any more."""
+        """End ``run`` when the current batch is written. That batch is not reported any more."""
         self._stop.set()
 
     def run(self) -> None:
@@ -136,7 +136,7 @@ class BatchLoop:
         staged = self._staged = StagedSnapshots(self._storage, layout, is_ours)
         if self._call("takes_snapshots"):
             staged.deliver(self._session.get(), partial(self._give_snapshot, tenure), self._is_over)
-        self._sink.leave_out(staged.contained())
+        self._sink.exclude_contained(staged.contained())
 
     def _is_over(self) -> bool:
         return self._stop.is_set() or bool(self._call("finished"))
@@ -180,12 +180,12 @@ class BatchLoop:
 
     @property
     def idle_s(self) -> float | None:
-        """For how long the batch in hand has had a Spark job and no running task, as ``is_stalled`` last saw it."""
+        """For how long the current batch has had a Spark job and no running task, as ``is_stalled`` last saw it."""
         since_s = self._idle_since_s
         return None if since_s is None else time.monotonic() - since_s
 
     def is_stalled(self) -> bool:
-        """Whether the batch in hand has waited for ``STALLED_AFTER_S`` with a job and no running task.
+        """Whether the current batch has waited for ``STALLED_AFTER_S`` with a job and no running task.
 
         Spark shows no error when RayDP's master dies: its jobs wait for executors that nobody starts.
         """

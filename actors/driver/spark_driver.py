@@ -143,7 +143,8 @@ class SparkDriver:
         return not self._master.is_lost() and not spark.sparkContext._jsc.sc().isStopped()
 
     def trouble(self, slot: str) -> str | None:
-        """Why the session runs no more job, or the batch in hand will never end, where that is known."""
+        """The reason why the session runs no more job, or why the current batch will never end; None if neither is
+        known."""
         spark = self._session.started
         if spark is None or self._master is None:
             return None

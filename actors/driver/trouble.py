@@ -19,7 +19,7 @@ _MASTER_LOST = "RayDP's master is lost: its Spark session cannot start executors
 
 
 def trouble_of(master: SparkMaster, loop: BatchLoop | None) -> str | None:
-    """The reason why the batch in hand will never end; None if there is none."""
+    """The reason why the current batch will never end; None if there is none."""
     if master.is_lost():
         return _MASTER_LOST
     try:

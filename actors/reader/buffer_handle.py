@@ -15,43 +15,42 @@ from xidstream.actors.xid_buffer import XidBuffer
 from xidstream.pipeline.exchange import BufferedTransaction
 from xidstream.pipeline.pg import Xid
 from xidstream.pipeline.stream import Block, Prepared
-from xidstream.pipeline.transactions.buffer_calls import BufferSettings
-from xidstream.pipeline.transactions.known_relations import KnownRelations
-from xidstream.pipeline.transactions.parcels import Parcel
+from xidstream.pipeline.transactions.buffer_calls import BufferCall, BufferSettings
+from xidstream.pipeline.transactions.relation_cache import RelationCache
 
 _INLINE_BYTES = 64 << 10
 """Below this what a call carries travels inside the call: the object store would cost more than it saves."""
 
 
 class BufferHandle:
-    """Starting it does not wait. ``is_placed``: its process is up; ``parcel``: what goes with the next ``send``."""
+    """Starting it does not wait. ``is_placed``: its process is up; ``next_call``: what goes with the next ``send``."""
 
     def __init__(self, settings: BufferSettings, *, cpus: float, resource: str | None) -> None:
         """``resource``: a custom resource of Ray's of which it asks for one, beside the CPUs."""
         resources = {resource: 1} if resource else None
         buffer: Any = ray.remote(XidBuffer).options(num_cpus=cpus, resources=resources, max_restarts=0)
         self.actor = buffer.remote(settings)
-        self.parcel = Parcel()
+        self.next_call = BufferCall()
         self.is_placed = False
         self.ping: Any = self.actor.pid.remote()
         """The reference to an answer that is on its way, or None. The first one says that the buffer is placed."""
-        self._known = KnownRelations()
+        self._relation_cache = RelationCache()
 
     # -- calls -----------------------------------------------------------------------------------------
 
-    def send(self) -> tuple[Parcel, ray.ObjectRef | None, dict[Xid, ray.ObjectRef]]:
-        """The parcel, which is sent; the reference to what its call returns, None where it was empty; and those to the
-        ``Sealed`` of each commit in it."""
-        parcel, self.parcel = self.parcel, Parcel()
-        if not parcel.heads and not parcel.ends:
-            return parcel, None, {}
-        new_versions = self._known.call(parcel.relation_numbers(), parcel.versions)
-        blocks = _by_store(parcel.blocks, parcel.n_bytes)
-        if not parcel.ends:
-            return parcel, self.actor.add_blocks.remote(parcel.heads, new_versions, blocks), {}
-        add_and_commit = self.actor.add_and_commit.options(num_returns=len(parcel.ends) + 1)
-        *sealed, held = add_and_commit.remote(parcel.heads, new_versions, blocks, parcel.ends)
-        return parcel, held, dict(zip((each.end.xid for each in parcel.ends), sealed, strict=True))
+    def send(self) -> tuple[BufferCall, ray.ObjectRef | None, dict[Xid, ray.ObjectRef]]:
+        """Make the call. Returns it; the reference to its result, None where it was empty; and those to the ``Sealed``
+        of each commit in it."""
+        call, self.next_call = self.next_call, BufferCall()
+        if not call.heads and not call.ends:
+            return call, None, {}
+        new_versions = self._relation_cache.exchange(call.relation_numbers(), call.versions)
+        blocks = _by_store(call.blocks, call.n_bytes)
+        if not call.ends:
+            return call, self.actor.add_blocks.remote(call.heads, new_versions, blocks), {}
+        add_and_commit = self.actor.add_and_commit.options(num_returns=len(call.ends) + 1)
+        *sealed, held = add_and_commit.remote(call.heads, new_versions, blocks, call.ends)
+        return call, held, dict(zip((each.end.xid for each in call.ends), sealed, strict=True))
 
     def decode_plain(self, block: Block) -> tuple[ray.ObjectRef, ray.ObjectRef]:
         """``block`` is of whole small transactions. Returns the references to its ``Sealed``, and to the end of the
@@ -59,7 +58,7 @@ class BufferHandle:
         versions = block.relations.versions
         sealed, ended = self.actor.decode_and_tell.options(num_returns=2).remote(
             tuple(versions),
-            self._known.call(versions, versions),
+            self._relation_cache.exchange(versions, versions),
             _by_store((block.payload, block.lengths), block.n_bytes),
         )
         return sealed, ended
@@ -68,8 +67,8 @@ class BufferHandle:
         result: ray.ObjectRef = self.actor.abort.remote(xid, step)
         return result
 
-    def prepare(self, cut: Prepared, step: int) -> ray.ObjectRef:
-        result: ray.ObjectRef = self.actor.prepare.remote(cut, step)
+    def prepare(self, event: Prepared, step: int) -> ray.ObjectRef:
+        result: ray.ObjectRef = self.actor.prepare.remote(event, step)
         return result
 
     def move_to(self, target: BufferHandle, xid: Xid, step: int) -> ray.ObjectRef:
@@ -100,7 +99,7 @@ class BufferHandle:
 
 
 def held_of(result: Any) -> list[BufferedTransaction]:
-    """What a call has told of the transactions that it was about."""
+    """The sizes of the transactions of one call, as the call returned them."""
     return [
         held
         for held in (result if isinstance(result, list) else [result])

@@ -8,7 +8,7 @@ them.
 When a transaction moves to another buffer, its rows in memory go through the object store; of its segments only the
 names move. Ray keeps the calls of one caller in order, and so a transaction's blocks.
 
-What is known of a transaction stands in its record in the reader's ledger, which ``CutRouting`` removes.
+What is known of a transaction stands in its record in the reader's ledger, which ``EventRouter`` removes.
 
 What a buffer raised comes out of ``collect``, ``adapt`` and ``BufferFleet.check_alive``.
 """
@@ -32,7 +32,7 @@ from xidstream.pipeline.stream.ledger import TransactionLedger, TransactionRecor
 from xidstream.pipeline.transactions.buffer_calls import BufferSettings
 from xidstream.pipeline.transactions.pool import BufferPoolPolicy
 
-_PARCEL_BLOCKS = 2
+_CALL_BLOCKS = 2
 """Full blocks that go in one call at most: two, because what several transactions left over is mostly more than one."""
 
 
@@ -49,7 +49,7 @@ class BufferPool:
     ) -> None:
         self._ledger = ledger
         """What is known of each open transaction. This pool writes the half of the sending thread."""
-        self._parcel_bytes = _PARCEL_BLOCKS * config.block_bytes
+        self._call_bytes = _CALL_BLOCKS * config.block_bytes
         self._spares = spares
         maximum = config.buffers_max if share is None else config.buffers_min
         self._policy = BufferPoolPolicy(config.buffers_min, maximum, config.buffers_idle_s)
@@ -77,12 +77,12 @@ class BufferPool:
 
     # -- blocks and ends -------------------------------------------------------------------------------
 
-    def add_block(self, cut: TransactionBlock) -> None:
+    def add_block(self, event: TransactionBlock) -> None:
         """On its way after ``send``, with others for the same buffer."""
-        record = self._ledger.of(cut.xid)
+        record = self._ledger.of(event.xid)
         buffer = self._buffers[self._policy.assign(record)]
-        buffer.parcel.add_block(cut, record.next_step())
-        if buffer.parcel.n_bytes >= self._parcel_bytes:
+        buffer.next_call.add_block(event, record.next_step())
+        if buffer.next_call.n_bytes >= self._call_bytes:
             self._send(buffer)
 
     def send(self) -> None:
@@ -90,9 +90,9 @@ class BufferPool:
         for buffer in self._buffers.values():
             self._send(buffer)
 
-    def decode_plain(self, cut: PlainBlock, ticket: int) -> ray.ObjectRef | Sealed:
+    def decode_plain(self, event: PlainBlock, ticket: int) -> ray.ObjectRef | Sealed:
         """The block's content, where it is so small that it was decoded here; else the reference to it."""
-        block = cut.block
+        block = event.block
         assert block is not None, "a plain block is sent once"
         content = self._small_blocks.decode(block)
         if content is not None:
@@ -111,7 +111,7 @@ class BufferPool:
     def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...] = ()) -> None:
         """On its way after ``send``, after the blocks: ``sealed`` is what comes of it."""
         record = self._ledger.of(end.xid)
-        self._owner(record).parcel.add_end(end, record.n_steps, aborted)
+        self._owner(record).next_call.add_end(end, record.n_steps, aborted)
         self._policy.end(record, ticket)
 
     def sealed(self, xid: Xid) -> ray.ObjectRef:
@@ -121,11 +121,11 @@ class BufferPool:
         sealed, record.sealed = record.sealed, None
         return sealed
 
-    def prepare(self, cut: Prepared, ticket: int) -> ray.ObjectRef:
+    def prepare(self, event: Prepared, ticket: int) -> ray.ObjectRef:
         """Also for a transaction without a row: its record must be durable all the same."""
-        record = self._ledger.of(cut.xid)
+        record = self._ledger.of(event.xid)
         self._policy.assign(record)
-        result = self._of(record).prepare(cut, record.n_steps)
+        result = self._of(record).prepare(event, record.n_steps)
         self._policy.end(record, ticket)
         return result
 
@@ -160,13 +160,13 @@ class BufferPool:
         return buffer
 
     def _send(self, buffer: BufferHandle) -> None:
-        parcel, held, sealed = buffer.send()
+        call, held, sealed = buffer.send()
         if held is None:
             return
         for xid, reference in sealed.items():
             self._ledger.of(xid).sealed = reference
-        self._in_flight.add(held, parcel.n_bytes)
-        for payload, _ in parcel.blocks:
+        self._in_flight.add(held, call.n_bytes)
+        for payload, _ in call.blocks:
             # It was copied, into shared memory or into the call.
             self._spares.release(payload)
 

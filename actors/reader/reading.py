@@ -24,7 +24,7 @@ from xidstream.pipeline.pgoutput.message_buffer import Outcome
 from xidstream.pipeline.pgoutput.parser import parse_keepalive
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.settings.config import Config
-from xidstream.pipeline.stream import Cut, StreamCutter, Unsendable, read_policy
+from xidstream.pipeline.stream import StreamCutter, StreamEvent, Unsendable, read_policy
 from xidstream.pipeline.stream.read_policy import Credit, Gathered, ReadPolicy, ReadStep
 
 _XLOG_DATA = ord("w")
@@ -96,7 +96,7 @@ class Reading:
         self._connection.stop(_STOP_TIMEOUT_S)
 
     def _read(self) -> tuple[bool, bool]:
-        """Take in what the server has sent, up to the first cuts. Returns whether the socket had no more, and whether
+        """Take in what the server has sent, up to the first events. Returns whether the socket had no more, and whether
         anything came."""
         cutter, loop, block_bytes = self._cutter, self._loop, self._config.block_bytes
         flowing = False
@@ -105,33 +105,33 @@ class Reading:
             n_messages = target.n_messages
             outcome = loop.gather(target, block_bytes)
             flowing = flowing or target.n_messages != n_messages or outcome is not Outcome.DRAINED
-            cuts = cutter.settle()
+            events = cutter.settle()
             if outcome is Outcome.DRAINED:
                 return True, flowing
             if outcome is Outcome.MESSAGE:
                 data = loop.pop_message()
                 if data[0] == _XLOG_DATA:
-                    cuts = [*cuts, *cutter.feed(data)]
+                    events = [*events, *cutter.feed(data)]
                 else:
                     self._keepalive(data)
             elif outcome is Outcome.ENDED:
-                self._end(cuts)
+                self._end(events)
                 break
             elif outcome is Outcome.FAILED:
                 raise self._connection.failure()
-            if cuts:
-                self._submit(cuts)
+            if events:
+                self._submit(events)
                 if outcome is Outcome.FULL or self._policy.is_over_credit(self._credit()):
                     break
         return False, flowing
 
-    def _end(self, cuts: Sequence[Cut]) -> None:
+    def _end(self, events: Sequence[StreamEvent]) -> None:
         """The server ended the stream: raises why, where that is no transaction that it cannot send."""
         error = self._connection.end_of_stream()
         if not isinstance(error, PoisonedChange):
             raise error
         rest, self.unsendable = self._cutter.unsendable(error)
-        self._submit([*cuts, *rest, self.unsendable])
+        self._submit([*events, *rest, self.unsendable])
 
     def _await_the_rest(self, unsendable: Unsendable) -> None:
         """Until all before it is delivered, and the run is stopped, or goes on after it: nothing is read any more."""
@@ -198,11 +198,11 @@ class Reading:
             else:
                 self._send_status(now_s, reply=action is ReadStep.ASK_POSITION)
 
-    def _submit(self, cuts: Sequence[Cut]) -> None:
+    def _submit(self, events: Sequence[StreamEvent]) -> None:
         """Nothing after a skipped publication may be confirmed, so nothing of it is sent on."""
-        if cuts:
+        if events:
             self._connection.check_notices()
-            self._sending.submit(cuts)
+            self._sending.submit(events)
 
     def _send_status(self, now_s: float, *, reply: bool) -> None:
         self._policy.sending_status()

@@ -1,4 +1,4 @@
-"""Sends what the reader cut: ``pipeline.stream.cut_routing`` with the actors to which it routes.
+"""Sends the stream's events: ``pipeline.stream.event_router`` with the actors to which it routes.
 
 It is a plain object inside the slot reader. ``SendingThread`` alone uses it. Errors of buffers and of the sequencer
 come out of ``collect``.
@@ -15,13 +15,13 @@ import ray
 from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.pipeline.stream.backlog import Backlog
-from xidstream.pipeline.stream.cut_routing import CutRouting, TicketedCut
+from xidstream.pipeline.stream.event_router import EventRouter, OrderedEvent
 from xidstream.pipeline.stream.ledger import TransactionLedger
 
 _ASK_INTERVAL_S: Final = 1.0
 
 
-class Sender(CutRouting):
+class Sender(EventRouter):
     def __init__(self, pool: BufferPool, sequencer: Any, backlog: Backlog, ledger: TransactionLedger) -> None:
         super().__init__(pool, self._submit_to_actor, backlog, ledger)
         self._pool = pool
@@ -51,7 +51,7 @@ class Sender(CutRouting):
             raise unwrap(error, "commit sequencer") from error
         self._backlog.measured(measured_bytes)
 
-    def _submit_to_actor(self, entries: list[TicketedCut]) -> None:
+    def _submit_to_actor(self, entries: list[OrderedEvent]) -> None:
         if len(entries) == 1 and entries[0].has_content and isinstance(entries[0].result, ray.ObjectRef):
             # Ray makes the call when the content is there, and a small one goes with it. A reference inside of the
             # entry costs the sequencer questions to this process, for the value and for who still names it.

@@ -2,7 +2,7 @@
 
 A block that goes into shared memory and to its buffer takes some 6 ms, in which a Unix socket, which holds the rows of
 half a millisecond, is full, and the walsender waits. All that calls Ray (``Sender``, ``BufferPool``) belongs to this
-thread from ``start`` to ``close``; the reading thread puts cuts into a queue, in stream order, and reads sums, each
+thread from ``start`` to ``close``; the reading thread puts events into a queue, in stream order, and reads sums, each
 written by one thread alone. What was raised here comes out of ``check`` there.
 
 Bytes that wait in the queue count as in flight: they hold the reader's credit until their buffer has them.
@@ -23,7 +23,7 @@ from xidstream.actors.reader.buffer_pool import BufferPool
 from xidstream.actors.reader.sender import Sender
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.stream import Cut, PlainBlock, TransactionBlock
+from xidstream.pipeline.stream import PlainBlock, StreamEvent, TransactionBlock
 
 _LOOK_INTERVAL_S = 0.01
 """What has ended is asked of Ray by the clock: a question costs as much as reading a thousand rows."""
@@ -34,8 +34,8 @@ _TRICKLE_INTERVAL_S = 0.25
 """Where little waits for the sink, too: what has failed may be seen a moment later. What comes wakes this thread."""
 _TRICKLE_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 3.0
-_CUT_BYTES = 8 << 10
-"""What a cut counts beside its rows: its memory, and the calls to Ray that it is, which must not queue up without bound
+_EVENT_BYTES = 8 << 10
+"""An event's size beside its rows: its memory, and the calls to Ray that it is, which must not queue up without bound
 where transactions have few rows or none."""
 
 _JOINED_BYTES = 16 << 20
@@ -52,10 +52,10 @@ class SendingThread:
         """All entries up to this ticket are in the sink."""
         self.free_ticket = -1
         """All entries up to this ticket have left the memory of their buffers."""
-        self._queue: queue.SimpleQueue[Sequence[Cut] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[StreamEvent] | None] = queue.SimpleQueue()
         """Cuts in stream order; None ends the thread."""
         self.submitted_bytes = self.sent_bytes = 0
-        """Since the start: by the reading thread, and from here; each with what a cut counts beside its rows."""
+        """Since the start: by the reading thread, and from here; each with what an event counts beside its rows."""
         self._next_look_s = 0.0
         """When calls in flight are looked at next, on the monotonic clock."""
         self._failure: BaseException | None = None
@@ -76,10 +76,10 @@ class SendingThread:
 
     # -- the reading thread ----------------------------------------------------------------------------
 
-    def submit(self, cuts: Sequence[Cut]) -> None:
-        """Queue cuts, in stream order. Their arrays are not the caller's any more."""
-        self.submitted_bytes += _bytes_of(cuts)
-        self._queue.put(cuts)
+    def submit(self, events: Sequence[StreamEvent]) -> None:
+        """Queue events, in stream order. Their arrays are not the caller's any more."""
+        self.submitted_bytes += _bytes_of(events)
+        self._queue.put(events)
 
     @property
     def queued_bytes(self) -> int:
@@ -94,7 +94,7 @@ class SendingThread:
     @property
     def credit_bytes(self) -> int:
         """The bytes in flight, with those that each call takes besides its rows."""
-        return self.in_flight_bytes + _CUT_BYTES * self._pool.n_calls
+        return self.in_flight_bytes + _EVENT_BYTES * self._pool.n_calls
 
     @property
     def backlog_bytes(self) -> int:
@@ -121,32 +121,32 @@ class SendingThread:
     def _run(self) -> None:
         try:
             while self._failure is None:
-                cuts = self._next()
-                if cuts is None:
+                events = self._next()
+                if events is None:
                     return
-                if cuts:
-                    self._sender.send(cuts)
-                    self.sent_bytes += _bytes_of(cuts)
+                if events:
+                    self._sender.send(events)
+                    self.sent_bytes += _bytes_of(events)
                     self._next_look_s = min(self._next_look_s, time.monotonic() + self._interval_s())
-                self._look(idle=not cuts)
+                self._look(idle=not events)
         except BaseException as error:  # noqa: BLE001
             # The reading thread raises it.
             self._failure = error
             self._looked.set()
 
-    def _next(self) -> Sequence[Cut] | None:
-        """The waiting cuts, joined: blocks and commits that are sent together share calls."""
-        cuts: list[Cut] = []
+    def _next(self) -> Sequence[StreamEvent] | None:
+        """The waiting events, joined: blocks and commits that are sent together share calls."""
+        events: list[StreamEvent] = []
         n_bytes = 0
         with contextlib.suppress(queue.Empty):
             while n_bytes < _JOINED_BYTES:
                 timeout_s = max(0.0, self._next_look_s - time.monotonic())
-                submitted = self._queue.get_nowait() if cuts else self._queue.get(timeout=timeout_s)
+                submitted = self._queue.get_nowait() if events else self._queue.get(timeout=timeout_s)
                 if submitted is None:
                     return None
-                cuts += submitted
+                events += submitted
                 n_bytes += _bytes_of(submitted)
-        return cuts
+        return events
 
     def _look(self, *, idle: bool) -> None:
         now_s = time.monotonic()
@@ -168,6 +168,6 @@ class SendingThread:
         return _IDLE_INTERVAL_S if self._sender.backlog_bytes >= _TRICKLE_BYTES else _TRICKLE_INTERVAL_S
 
 
-def _bytes_of(cuts: Sequence[Cut]) -> int:
-    blocks = [cut.block for cut in cuts if isinstance(cut, (TransactionBlock, PlainBlock))]
-    return _CUT_BYTES * len(cuts) + sum(block.n_bytes for block in blocks if block is not None)
+def _bytes_of(events: Sequence[StreamEvent]) -> int:
+    blocks = [event.block for event in events if isinstance(event, (TransactionBlock, PlainBlock))]
+    return _EVENT_BYTES * len(events) + sum(block.n_bytes for block in blocks if block is not None)

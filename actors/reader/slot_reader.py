@@ -46,7 +46,7 @@ from xidstream.pipeline.snapshot.decision import Decision
 from xidstream.pipeline.snapshot.tables import Surveyed
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import journaled_lsn, last_owner, read_progress
-from xidstream.pipeline.storage.skips import given_up
+from xidstream.pipeline.storage.skips import pending_skips
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
@@ -156,7 +156,7 @@ class SlotReader:
         self._kept_alive = KeptAlive(self._slot.connection, opened.confirmed_flush_lsn, status_interval_s)
         return dataclasses.replace(
             opened,
-            given_up=self._given_up,
+            skips=self._skips,
             snapshots=self._decision,
             gone_tables=gone,
             gone_before=gone_before,
@@ -239,12 +239,14 @@ class SlotReader:
     def _start_buffers(self) -> None:
         # The cutter may hold the other half.
         self._spares = Spares(self._config.reader_memory_bytes // 2)
-        self._given_up = given_up(Storage(self._config.storage), self._layout, self._slot.confirmed_flush_lsn)
+        self._skips = pending_skips(
+            Storage(self._config.storage), self._layout, self._slot.confirmed_flush_lsn
+        )
         settings = BufferSettings(
             self._config.storage,
             self._layout,
             self._config.buffer_memory_bytes,
-            self._given_up,
+            self._skips,
             # A transaction that is already a segment costs the journal one line. So does one of a capture.
             bind_late=not self._has_sink or self._sink_may_take_segments(),
             parks=self._config.on_poison == "park",

@@ -42,7 +42,7 @@ from typing import Final
 from xidstream.pipeline.errors import EnvironmentFault
 
 RUN_FOLDER: Final = "XIDSTREAM_RUN_FOLDER"
-"""The variable in the environment of Ray's processes, and of theirs."""
+"""The variable in the environment of Ray's processes, and of the processes that they start."""
 LOGS_BYTES: Final = 256 << 20
 """The most that the logs of a run may take while it runs."""
 ROTATED_BYTES: Final = 8 << 20
@@ -69,13 +69,13 @@ class RunFolder:
         self.logs = os.path.join(path, "logs")
 
     def release(self) -> None:
-        """Close this process's hold; whoever inherited it keeps it."""
+        """Close this process's descriptor; a process that inherited one keeps it."""
         with suppress(OSError):
             os.close(self.descriptor)
 
 
 def make_run_folder() -> RunFolder:
-    """A new one. What is left of runs that nobody lives in is removed first.
+    """Make a run's folder. Folders of runs without a living process are removed first.
 
     Raises EnvironmentFault where there is no room for it, or the path is too long for Ray's sockets.
     """
@@ -154,7 +154,7 @@ def sweep(parent: str) -> None:
         if descriptor is not None:
             claimed[entry.path] = descriptor
     left = [path for path in claimed if not _is_kept(path)]
-    inhabited = {place for pid in _pids() for place in _places(pid, parent)} if left else set()
+    inhabited = {folder for pid in _pids() for folder in _folders_used_by(pid, parent)} if left else set()
     for path in left:
         if path not in inhabited:
             with suppress(OSError):  # what cannot be removed today is tried again by the next run
@@ -268,7 +268,7 @@ def living(path: str, besides: int = 0) -> Iterator[int]:
     """The process ids, but this one's and ``besides``, of those that were started in the folder or have a file of it
     open."""
     for pid in _pids():
-        if pid != besides and path in _places(pid, os.path.dirname(path)):
+        if pid != besides and path in _folders_used_by(pid, os.path.dirname(path)):
             yield pid
 
 
@@ -281,7 +281,7 @@ def was_started_in(pid: int, path: str) -> bool:
     return _birthplace(pid) == path
 
 
-def _places(pid: int, parent: str) -> Iterator[str]:
+def _folders_used_by(pid: int, parent: str) -> Iterator[str]:
     """The folders below ``parent`` that the process was started in or has a file of open. More than once, perhaps."""
     if (birthplace := _birthplace(pid)) is not None:
         yield birthplace

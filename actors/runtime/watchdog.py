@@ -116,7 +116,7 @@ def watch(path: str) -> None:
 
 
 def _listen(path: str) -> tuple[dict[int, int | None], str]:
-    """The servers that it was told of, with their descriptors, and the last word."""
+    """The servers that the run has named, with their descriptors, and the last line that it sent."""
     servers: dict[int, int | None] = {}
     read, last = b"", ""
     while True:
@@ -144,7 +144,7 @@ def _descriptor(pid: int) -> int | None:
 
 
 def _kill_all(path: str, servers: dict[int, int | None]) -> None:
-    """Also those that a server starts meanwhile, so it is done until nobody is left."""
+    """Kill the servers, and again what they start meanwhile, until no process is left."""
     for descriptor in servers.values():
         if descriptor is not None:
             with suppress(OSError):

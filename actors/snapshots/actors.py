@@ -38,7 +38,7 @@ LOADING_S = 5.0
 """The longest time that the first table waits for readers to load. Then those that run begin without the others."""
 _POLL_S = 0.02
 LATE_S = 30.0
-"""After so long a reader without a process is told of. Starting one takes some seconds, on a busy machine ten."""
+"""A reader that has had no process for so long is reported. Starting one takes some seconds, on a busy machine ten."""
 
 
 class SnapshotActors:

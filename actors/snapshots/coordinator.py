@@ -69,9 +69,9 @@ _ENDED = GenerationState.ENDED
 
 
 class SnapshotCoordinator:
-    """``survey``: the published tables, unless they are what a fingerprint was told of before; None while nobody can
-    ask. ``delivered``: up to where the sink has all, and its last commit; None likewise. ``notify`` tells people.
-    ``once``: end when it is complete for the first time."""
+    """``survey`` reads the published tables, unless the fingerprint that it gets says that they are unchanged; None
+    while it cannot read them. ``delivered`` gives the LSN up to which the sink has all, and its last commit; None while
+    it is not known. ``notify`` tells people. ``once``: end when it is complete for the first time."""
 
     def __init__(
         self,
@@ -122,29 +122,30 @@ class SnapshotCoordinator:
         self._marks = Marks()
         """The mark of the DDL triggers, as looks at the catalog have found it."""
         self._witnessed: Witnessed | None = None
-        """By the last look."""
+        """Since when the DDL triggers have been on, as the last look found it; None if they are not."""
         self._to_extend: list[GenerationLine] = []
-        """Ended by DDL. They stand up to it, if the next look finds that nothing was missed."""
+        """The generations that DDL has ended. They stand up to that DDL, if the next look finds that nothing was
+        missed."""
         self._is_new_sink = False
-        """Whether another hold on the sink has begun: what it ended before is told by its lines alone."""
+        """Whether the sink was claimed anew: what was ended before that is known from its lines alone."""
         self._resting = RetryBackoff()
         """The tables that failed, each until it is tried again."""
         self._stop = threading.Event()
         """Set by ``stop``: nothing more is begun."""
         self._last_text = ""
-        """What people were told last, so that they hear nothing twice in a row."""
+        """The last message to people, so that none is repeated."""
         self._finished = self._announced = Sums()
-        """The sums of all tables that were taken, and of those that people were told of."""
+        """The sums of all finished tables, and the sums that were last announced."""
         self._held_wal_bytes: int | None = None
-        """By the slot, as of the last look."""
+        """The WAL that the slot holds back, as of the last look."""
         self._rate = ReadingRate()
-        """How fast the tables in hand are read."""
+        """How fast the current tables are read."""
         self.valid_from = Lsn(0)
-        """The greatest of the generations that this run took."""
+        """The greatest ``valid_from`` of the generations that this run took."""
         self.is_complete = False
         """Whether every table that is wanted has its snapshot, as of the last look."""
         self.is_reached = False
-        """Whether the sink's log is also whole up to where they are valid from."""
+        """Whether the sink's log is also whole up to ``valid_from``."""
         self.failure: BaseException | None = None
         """What ended the thread, for the supervisor to raise; None while nothing did."""
         self._thread = threading.Thread(target=self._run, name="xidstream-snapshots", daemon=True)
@@ -152,7 +153,7 @@ class SnapshotCoordinator:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it, and give up what is in hand."""
+        """End it, and cancel what is running."""
         self._stop.set()
         self._steps.close()
         self._thread.join()
@@ -179,7 +180,7 @@ class SnapshotCoordinator:
         return progress_of(tables, self._finished, self._held_wal_bytes, self._rate.bytes_per_s)
 
     def _last_number(self, table: str) -> int:
-        """The last number among the table's generations that the sink told of; 0 for none. On any thread."""
+        """The highest number among the table's generations in the sink; 0 if there is none. On any thread."""
         return 0 if self._lines is None else self._lines.last_number(table)
 
     def _end_former(self, source: PublishedSource) -> None:
@@ -318,7 +319,7 @@ class SnapshotCoordinator:
                 self._tell_ended(line, reason)
 
     def _compare(self, surveyed: Surveyed, lines: SnapshotLines) -> Needs:
-        """What do the tables that are published now need? Ends what does not stand any more."""
+        """Decide what each published table needs, and end the generations that do not stand any more."""
         self._held_wal_bytes = surveyed.held_wal_bytes
         if surveyed.sources is not None:
             self._sources = surveyed.sources
@@ -342,7 +343,8 @@ class SnapshotCoordinator:
         return needs
 
     def _lay_out(self, layouts: Sequence[NewLayout]) -> bool:
-        """Tell the log of them, once it has all rows with the columns of before. Whether it was told of all."""
+        """Record the new layouts in the log, once it has all rows with the old columns. Returns whether all were
+        recorded."""
         if not layouts:
             return True
         self._await_stream(max(layout.found_lsn for layout in layouts))

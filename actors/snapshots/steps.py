@@ -107,9 +107,9 @@ class TableTaken:
 
 
 class SnapshotSteps:
-    """``last_number`` tells the last generation of a table, by name. ``end_former`` ends the one that stands, where it
-    does not with the table as it is under its lock. ``report`` gets what came of each action, and ``fail`` an error
-    that ends the run. All four on any thread."""
+    """``last_number`` gives the number of a table's last generation, by name. ``end_former`` ends the standing
+    generation, if it does not fit the table as it is under its lock. ``report`` gets the result of each action, and
+    ``fail`` an error that ends the run. All four are called on any thread."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class SnapshotSteps:
         return self._n_readers
 
     def end_actors(self) -> None:
-        """Nothing is in hand: give their connections and processes back. The next action starts others."""
+        """No action runs: give the actors' connections and processes back. The next action starts others."""
         self._actors.close()
         self._targets.clear()
         self._late.clear()
@@ -353,8 +353,8 @@ class SnapshotSteps:
         self._report(RangeRead(relid, action.attempt, action.task.range.number, files, n_rows))
 
     def _let_go(self, source: PublishedSource, bounds: SnapshotBounds) -> None:
-        """All rows are read. Once: a table that was not held to the end is taken anew. From then on nobody needs its
-        lock."""
+        """Let go of the table's lock, because all rows are read. It is called once: a table that was not held to the
+        end is taken anew."""
         relid = source.relation.relid
         self._actors.hold("confirm", relid, bounds.valid_from)
         self._release_all([relid])
@@ -525,7 +525,7 @@ def _without(action: Hold | Read | CommitSnapshot, error: XidstreamError) -> One
 
 
 def repair_refused(source: PublishedSource, reason: str) -> events.Event:
-    """What people are told of a repair that cannot be."""
+    """The event for people about a repair that cannot be done."""
     text = (
         f"snapshots: the key range of table {source.name} is not repaired: {reason}; take the whole table again: "
         f"`xidstream snapshot request --table {source.name}`"

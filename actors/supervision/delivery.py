@@ -70,7 +70,7 @@ class Delivery:
         self,
         epoch: Epoch,
         opened: Opened,
-        held: RunDriver,
+        run_driver: RunDriver,
         snapshots: SlotSnapshots,
         retries: Retries,
         stop: threading.Event,
@@ -79,13 +79,13 @@ class Delivery:
     ) -> None:
         self._epoch = epoch
         self._opened = opened
-        self._held = held
+        self._run_driver = run_driver
         self._snapshots = snapshots
         self._retries = retries
         self._stop = stop
         self._notify = notify
         self._target = target
-        self._left_out: set[object] = set()
+        self._announced_skips: set[object] = set()
         self._parked: set[tuple[int, Lsn]] = set()
         self._look_s = self._note_s = 0.0
         self._has_failed = False
@@ -111,19 +111,19 @@ class Delivery:
     # -- one loop --------------------------------------------------------------------------------------
 
     def _await_session(self) -> None:
-        if self._held.starting is None:
+        if self._run_driver.starting is None:
             return
         try:
-            self._epoch.await_driver(self._held.starting)
+            self._epoch.await_driver(self._run_driver.starting)
         except XidstreamError as error:
             self._epoch.check_reading()
             if error.policy.action is Action.STOP:
                 raise
             raise LoopFailed(error, has_begun=False) from error
-        self._held.starting = None
+        self._run_driver.starting = None
 
     def _run_loop(self, driver: Driver) -> None:
-        self._n_batches = self._held.progress().sink.n_batches
+        self._n_batches = self._run_driver.progress().sink.n_batches
         self._n_done = self._batches_done()
         driver.begin(self._epoch.sequencer, self._opened.identity)
         self._snapshots.begin(self._epoch, self._opened, driver)
@@ -140,16 +140,16 @@ class Delivery:
                 if self._has_ended(driver):
                     break
             except _DELIVERED_BEFORE:
-                self._tell_left_out(at_last=True)
+                self._announce_skips(at_last=True)
                 self._epoch.stop_reading()
                 raise
-            self._tell_left_out()
+            self._announce_skips()
             self._note_progress()
             if give_up_s is not None and time.monotonic() > give_up_s:
                 # What the journal holds is confirmed all the same.
                 self._epoch.stop_in_order()
                 raise ComponentLost(f"the batch in hand did not end within {LAST_BATCH_TIMEOUT_S:.0f} s")
-        self._tell_left_out(at_last=True)
+        self._announce_skips(at_last=True)
         self._snapshots.prove_last()
 
     def _has_ended(self, driver: Driver) -> bool:
@@ -163,7 +163,7 @@ class Delivery:
                 # First of all: what is journaled is confirmed, and the server would not send it again.
                 self._epoch.withhold_journal()
             # A driver that has ended saw nothing of the others. What they may have failed with, ``pause`` sees.
-            if self._held.is_alive():
+            if self._run_driver.is_alive():
                 self._epoch.raise_root_cause()
             if error.policy.action is Action.STOP:
                 raise
@@ -174,7 +174,7 @@ class Delivery:
         if time.monotonic() < self._note_s:
             return
         self._note_s = time.monotonic() + _LOOK_S
-        restarts, progress = self._retries.restarts, self._held.progress()
+        restarts, progress = self._retries.restarts, self._run_driver.progress()
         restarts.took_batch = restarts.took_batch or progress.sink.n_batches > self._n_batches
         restarts.reached("sink", progress.sink_lsn)
 
@@ -204,17 +204,17 @@ class Delivery:
         self._retries.tell(error, pause_s)
         self._retries.begin()
         self._epoch.pause(pause_s)
-        return self._held.ensure()
+        return self._run_driver.ensure()
 
     def _is_drivers_own(self, error: XidstreamError) -> bool:
         if isinstance(error, (SegmentCorrupt, Superseded)):
             return False
-        return not (isinstance(error, ComponentLost) and self._held.is_alive())
+        return not (isinstance(error, ComponentLost) and self._run_driver.is_alive())
 
-    def _tell_left_out(self, *, at_last: bool = False) -> None:
+    def _announce_skips(self, *, at_last: bool = False) -> None:
         """What was given up or parked is never left out silently."""
-        announced = self._left_out
-        is_all_announced = len(announced) == len(self._opened.given_up)
+        announced = self._announced_skips
+        is_all_announced = len(announced) == len(self._opened.skips)
         if is_all_announced and not at_last and time.monotonic() < self._look_s:
             return
         self._look_s = time.monotonic() + _LOOK_S
@@ -222,7 +222,7 @@ class Delivery:
         if report is None:
             return
         self._tell_parked(report.parked)
-        for pair in report.left_out:
+        for pair in report.skipped:
             if pair not in announced:
                 announced.add(pair)
                 xid, commit_lsn = pair

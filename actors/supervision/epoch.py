@@ -107,7 +107,7 @@ class Epoch:
         self._reading: ray.ObjectRef | None = None
         """The call that reads, and that ends with the reader; None before ``run``."""
         self._driver_starting: ray.ObjectRef | None = None
-        """The driver's start, while nobody else awaits it; None otherwise."""
+        """The driver's start, as long as only this epoch awaits it; None otherwise."""
 
     @property
     def is_reading(self) -> bool:

@@ -47,7 +47,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class FreeCpus:
-    """The CPUs of each node that lives: those that nobody has, and all of them."""
+    """``free``: the unreserved CPUs of each node that lives. ``total``: the CPUs of all nodes."""
 
     free: tuple[float, ...]
     total: float

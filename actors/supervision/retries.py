@@ -25,7 +25,8 @@ class Retries:
         """Since when there is a batch loop; None while there is none. That an epoch reads is not enough: one whose
         session never starts does not work, however long it reads."""
         self._refused: str | None = None
-        """How the login failed, the last time in a row. It is told once."""
+        """How the login failed last, so that the same failure is reported once; None after a login that did not
+        fail."""
 
     def begin(self) -> None:
         """An epoch begins, or a batch loop of one that goes on."""

@@ -124,7 +124,8 @@ class RunAccounts:
     # -- the supervisor's thread -----------------------------------------------------------------------
 
     def serve(self) -> None:
-        """From here on whoever is on this machine can ask. A run is not kept from working where that fails."""
+        """Open the run's socket, so that programs on this machine can ask. If that fails, the run goes on without
+        it."""
         try:
             self._socket = RunSocket(self._config.slot, lambda: to_json(self.account()))
         except OSError as error:
@@ -258,7 +259,7 @@ class RunAccounts:
         )
 
     def _journal(self, sequencer: SequencerReport) -> JournalPart | None:
-        """One that is on and holds nothing is told as that."""
+        """The journal's part. A journal that is on and holds nothing has one, too; one that is off has None."""
         most = self._config.journal_max_bytes
         if sequencer.journal is None and not most:
             return None

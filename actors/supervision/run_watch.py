@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 _SLOT_INTERVAL_S: Final = 30.0
 _SLOT_OLD_S: Final = 75.0
-"""After so long without an answer the server counts as one that does not answer."""
+"""The server counts as one that does not answer after so long."""
 _END_S: Final = 2.0
-"""What a look in hand is given at the end of the run."""
+"""How long the last look may take at the end of the run."""
 
 
 class RunWatch:

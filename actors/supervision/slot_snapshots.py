@@ -127,8 +127,8 @@ class SlotSnapshots:
         return None if taking is None else taking.progress()
 
     def prove_last(self) -> None:
-        """The batch loop has ended in order, and the epoch's parts are still there: whoever reads the log from now on
-        can read it at its last commit."""
+        """Prove the log up to its last commit, so that readers can read it there. The batch loop has ended in order,
+        and the epoch's parts are still there."""
         if self._taking is not None and self._is_beside:
             self._taking.prove_last()
 

@@ -67,7 +67,7 @@ class Supervisor:
         """Set by ``stop``; every wait of the run looks at it."""
         self._has_sink = make_driver is not None
         """False: everything goes to the journal."""
-        self._held = RunDriver(make_driver or NoSink, self._stop, notify)
+        self._run_driver = RunDriver(make_driver or NoSink, self._stop, notify)
         """The driver, which outlives epochs."""
         self._target: Lsn | None = None
         """Where ``available_now`` ends, from the first epoch's opening on; None for a run without an end."""
@@ -82,7 +82,7 @@ class Supervisor:
         self._accounts = RunAccounts(config, self._parts, has_sink=self._has_sink)
         """Gathers what is known of the run."""
         self._retries = Retries(self._accounts, notify)
-        """When the next epoch begins, and what people hear of it."""
+        """Decides when the next epoch begins, and tells people."""
         self._run_watch = RunWatch(self._accounts, notify)
         """Tells people of stalls, and Ray of the metrics."""
 
@@ -93,8 +93,8 @@ class Supervisor:
         return [] if epoch is None else epoch.pids
 
     def stop(self) -> None:
-        """End the run cleanly: the batch in hand is finished, and what else has committed goes to the journal. A
-        signal handler may call this."""
+        """End the run cleanly: the current batch is finished, and what else has committed goes to the journal. A signal
+        handler may call this."""
         self._stop.set()
 
     def run(self) -> None:
@@ -127,14 +127,14 @@ class Supervisor:
             self._run_watch.close()
             self._accounts.close()
             self._snapshots.stop()
-            self._held.close()
+            self._run_driver.close()
 
     def status(self) -> RunStatus:
         """Ask the parts for their state. A part that does not answer at once is missing. After the end, the last
         status."""
         if self._epoch is None and self._final is not None:
             return self._final
-        return self._accounts.status(self._held.progress())
+        return self._accounts.status(self._run_driver.progress())
 
     def shown_at(self, page: str) -> None:
         """The account names the address of the status page."""
@@ -156,12 +156,12 @@ class Supervisor:
 
     def _parts(self) -> RunParts:
         return RunParts(
-            self._state(), self._epoch_name, self._epoch, self._held.ready, self._snapshots.progress()
+            self._state(), self._epoch_name, self._epoch, self._run_driver.ready, self._snapshots.progress()
         )
 
     def take_output(self) -> list[str]:
         """The lines that the sink printed since the last call."""
-        return self._held.take_output()
+        return self._run_driver.take_output()
 
     def _run_epoch(self) -> None:
         self._retries.begin()
@@ -176,8 +176,8 @@ class Supervisor:
         )
         self._epoch, self._epoch_name = epoch, epoch.name
         try:
-            driver = self._held.ensure()
-            epoch.await_prepared(self._held.starting)
+            driver = self._run_driver.ensure()
+            epoch.await_prepared(self._run_driver.starting)
             self._retries.restarts.has_logged_in = True
             opened = epoch.open()
             if self._config.available_now and self._target is None:
@@ -187,7 +187,7 @@ class Supervisor:
             delivery = Delivery(
                 epoch,
                 opened,
-                self._held,
+                self._run_driver,
                 self._snapshots,
                 self._retries,
                 self._stop,
@@ -207,7 +207,8 @@ class Supervisor:
             self._epoch = None
 
     def _note_reached(self, epoch: Epoch) -> None:
-        """What earlier epochs did though nobody saw it. What only the journal got is no work of a sink."""
+        """Count as progress what earlier epochs delivered and could not report. With a sink, what only the journal got
+        does not count."""
         report = epoch.sequencer_report()
         if report is not None:
             reached = report.delivered_lsn if self._has_sink else report.confirmed_lsn

@@ -387,8 +387,8 @@ class SequencerReport:
     journal: JournalPart | None = None
     """Without ``max_bytes``; None while it holds nothing."""
     # For the supervisor; the account does not have these.
-    left_out: tuple[tuple[Xid, Lsn], ...] = ()
-    """The transactions that were given up and that this epoch met: xid and commit LSN."""
+    skipped: tuple[tuple[Xid, Lsn], ...] = ()
+    """The skipped transactions that this epoch met: xid and commit LSN."""
     parked: tuple[ParkedTable, ...] = ()
     """All tables that are or were parked."""
     last_commit_lsn: Lsn = INVALID_LSN

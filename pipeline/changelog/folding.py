@@ -7,7 +7,7 @@ that a repair carries over (``carrying``). Where there is none, ``write_fold`` r
 The rows have the table's columns that hold the table's values at that LSN, each the newest where several do. ``_seq``
 counts them. They have no ``_xid``, as a snapshot's have none, and no ``_commit_timestamp``: no moment is theirs.
 
-``write_rows`` takes the rows of a state as they come, and needs no more memory than a piece of them does: an erasure
+``write_rows`` takes the rows of a state as they come, and needs no more memory than a chunk of them does: an erasure
 writes a base table's so (``pipeline.erasure.kept_states``).
 
 Called by ``pipeline.sinks.log_shortening`` and ``pipeline.erasure``.
@@ -33,7 +33,7 @@ from xidstream.pipeline.spark.session import GetSession
 
 FILES: Final = "snapshot-"
 """How their paths begin: as a snapshot's, which are not merged with others."""
-_PIECE_ROWS: Final = 16_384
+_CHUNK_ROWS: Final = 16_384
 
 
 def new_directory() -> str:
@@ -88,8 +88,8 @@ def write_rows(
         columns += [contract.get(field.name, pa.nulls(n_rows, field.type)) for field in CONTRACT_FIELDS]
         # Positions count, for a source may have a column that is called as one of Delta's.
         whole = pa.table(columns, names=[f"c{i}" for i in range(len(columns))])
-        for piece in whole.to_batches(max_chunksize=_PIECE_ROWS):
-            files.write(kept(conform(piece)))
+        for chunk in whole.to_batches(max_chunksize=_CHUNK_ROWS):
+            files.write(kept(conform(chunk)))
         n_before += n_rows
     return tuple(files.close())
 

@@ -25,7 +25,7 @@ from xidstream.pipeline.changelog.log_table import LogFile, LogTable
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot, reading
-from xidstream.pipeline.spark.parquet_frames import HeldColumn
+from xidstream.pipeline.spark.parquet_frames import ColumnLookup
 
 if TYPE_CHECKING:
     from xidstream.pipeline.log_tables.batch_parts import TableName
@@ -113,14 +113,14 @@ class IcebergLogTable(LogTable):
             found[f"max.{name}"] = _values([file.greatest for file in files], name, type_)
         return pa.table(found)
 
-    def held_columns(self, files: Sequence[LogFile]) -> Sequence[HeldColumn] | None:
+    def column_lookups(self, files: Sequence[LogFile]) -> Sequence[ColumnLookup] | None:
         columns = self._snapshot.file_columns
         foreign = {file.path for file in self._snapshot.files if not file.is_own}
         if not any(column.is_widened or len(column.names) > 1 for column in columns) and foreign.isdisjoint(
             file.path for file in files
         ):
             return None
-        return [HeldColumn(column.id, column.names) for column in columns]
+        return [ColumnLookup(column.id, column.names) for column in columns]
 
 
 def _values(bounds: Sequence[Mapping[str, int]], name: str, type_: pa.DataType) -> pa.Array:

@@ -33,7 +33,7 @@ from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.file_rows import rows_of_file
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.spark.parquet_frames import HeldColumn, parquet_frame
+from xidstream.pipeline.spark.parquet_frames import ColumnLookup, parquet_frame
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -180,12 +180,12 @@ class LogTable(ABC):
         where it has none of them, so that rows are rows. ``wanted``: which rows are asked for. Others may come as
         well."""
         paths = [file.path for file in files]
-        schema, held = self._chosen(names), self.held_columns(files)
-        if held is not None:
-            held = [held[self.schema.get_field_index(name)] for name in schema.names]
-        return rows_of_files(spark, self.location, paths, schema, held, wanted)
+        schema, lookups = self._chosen(names), self.column_lookups(files)
+        if lookups is not None:
+            lookups = [lookups[self.schema.get_field_index(name)] for name in schema.names]
+        return rows_of_files(spark, self.location, paths, schema, lookups, wanted)
 
-    def held_columns(self, files: Sequence[LogFile]) -> Sequence[HeldColumn] | None:
+    def column_lookups(self, files: Sequence[LogFile]) -> Sequence[ColumnLookup] | None:
         """How ``files`` hold each column of the table; None where all have them under their names, in types that Spark
         takes for theirs."""
         return None
@@ -259,12 +259,12 @@ def rows_of_files(
     location: Location,
     paths: Sequence[str],
     schema: pa.Schema,
-    held: Sequence[HeldColumn] | None = None,
+    lookups: Sequence[ColumnLookup] | None = None,
     wanted: pc.Expression | None = None,
 ) -> DataFrame:
-    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not. ``held`` and
-    ``wanted``: as ``parquet_frame`` takes them."""
+    """The rows of Parquet files below ``location``, in ``schema``; null in a column that a file has not. ``lookups``
+    and ``wanted``: as ``parquet_frame`` takes them."""
     if location.is_local:
         local = [f"{location.uri}/{path}" for path in paths]
-        return parquet_frame(spark, local, schema, _OPTIONS, held=held, wanted=wanted)
-    return parquet_frame(spark, paths, schema, _OPTIONS, location, held, wanted)
+        return parquet_frame(spark, local, schema, _OPTIONS, lookups=lookups, wanted=wanted)
+    return parquet_frame(spark, paths, schema, _OPTIONS, location, lookups, wanted)

@@ -32,11 +32,11 @@ def replayed_upto(bounds: SnapshotBounds) -> Lsn:
 
 @dataclass(frozen=True)
 class Moment:
-    """``lsn``: the state is the log's at this one, ``left_out`` excepted: commit LSNs of transactions up to it that the
-    source's snapshot does not see, ascending."""
+    """The state is the log's at ``lsn``, without the transactions of ``unseen_lsns``: ascending commit LSNs up to
+    ``lsn`` that the source's snapshot does not see."""
 
     lsn: Lsn
-    left_out: tuple[Lsn, ...] = ()
+    unseen_lsns: tuple[Lsn, ...] = ()
 
 
 def moment_of(log: SlotLog, table: str, bounds: SnapshotBounds) -> Moment:
@@ -81,10 +81,10 @@ def unseen(transactions: Iterable[tuple[int, int]], bounds: SnapshotBounds) -> t
 def table_at(log: SlotLog, table: str, moment: Moment) -> TableAt:
     """What stands for the table at the moment. Raises as ``SlotLog.table_at`` does."""
     found = log.table_at(table, moment.lsn)
-    if not moment.left_out:
+    if not moment.unseen_lsns:
         return found
     generation = found.generation
     # A base table after the first of them would have it, and so would a fold.
-    find_base = partial(log.base_at, table, generation, moment.left_out[0].before)
-    fold = found.fold if found.fold is not None and found.fold.lsn < moment.left_out[0] else None
-    return replace(found, find_base=find_base, left_out=moment.left_out, fold=fold)
+    find_base = partial(log.base_at, table, generation, moment.unseen_lsns[0].before)
+    fold = found.fold if found.fold is not None and found.fold.lsn < moment.unseen_lsns[0] else None
+    return replace(found, find_base=find_base, unseen_lsns=moment.unseen_lsns, fold=fold)

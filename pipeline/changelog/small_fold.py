@@ -81,7 +81,7 @@ def small_table(log: TableAt, fields: Sequence[pa.Field], order: Sequence[str]) 
         return None
     if any(len(column.held_in) != 1 for column in log.shape.columns.values()):
         return None
-    if log.log_table.held_columns(files) is not None:
+    if log.log_table.column_lookups(files) is not None:
         return None
     read = [_read(log, file, fields) for file in {file.path: file for file in files}.values()]
     rows = folded(pa.concat_tables([_schema(fields).empty_table(), *read]), fields, log.shape.key)
@@ -164,9 +164,9 @@ def _counts(log: TableAt, rows: pa.Table) -> pa.ChunkedArray:
     own = pc.and_(is_of_snapshot, pc.equal(lsn, log.place))
     change = pc.and_(pc.invert(is_of_snapshot), pc.less_equal(lsn, int(log.lsn)))
     change = pc.and_(change, pc.greater(lsn, log.contained_upto))
-    if log.left_out:
+    if log.unseen_lsns:
         change = pc.and_(
-            change, pc.invert(pc.is_in(lsn, value_set=pa.array([int(each) for each in log.left_out])))
+            change, pc.invert(pc.is_in(lsn, value_set=pa.array([int(each) for each in log.unseen_lsns])))
         )
     near = rows.select([_LSN, _XID]).filter(pc.and_(change, pc.less_equal(lsn, int(bounds.valid_from))))
     # A commit LSN is one transaction's.

@@ -14,7 +14,7 @@ its own commits (``log_tables.erased_rows``).
 A reader may want a range of keys (``key_spans``). Base and tail are then read for these keys alone, unless keys change
 in a tail that lacks values: a row has such a value from where it was before, under a key that may lie outside.
 
-A session's snapshot may lack transactions whose commit LSN lies below it. ``left_out`` are the commit LSNs of those,
+A session's snapshot may lack transactions whose commit LSN lies below it. ``unseen_lsns`` are the commit LSNs of those,
 where the table is wanted as that session sees it (``pipeline.verify``).
 
 Called by ``change_log``, and by the mirror. Frames are lazy.
@@ -76,7 +76,7 @@ class TableAt:
     shape: TableShape
     lsn: Lsn
     find_base: Callable[[], Base | None] = _no_base
-    left_out: tuple[Lsn, ...] = ()
+    unseen_lsns: tuple[Lsn, ...] = ()
     cut: int = 0
     """Up to this LSN changes are gone from the log (``shortening``)."""
     find_oldest: Callable[[], str] = str
@@ -173,8 +173,8 @@ class TableAt:
         rows = rows.filter((lsn > since) & (lsn <= int(self.lsn)) & (f.col("_change_type") != SNAPSHOT))
         if since < self.generation.bounds.valid_from:
             rows = without_contained(rows, self.generation.bounds)
-        if self.left_out:
-            rows = rows.filter(~lsn.isin([int(each) for each in self.left_out]))
+        if self.unseen_lsns:
+            rows = rows.filter(~lsn.isin([int(each) for each in self.unseen_lsns]))
         return self._log_rows(rows, files, spans)
 
     def _log_rows(self, rows: DataFrame, files: Sequence[LogFile], spans: KeySpans | None) -> LogRows:

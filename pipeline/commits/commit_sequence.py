@@ -43,9 +43,9 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
 )
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.poison import NONE_GIVEN_UP
+from xidstream.pipeline.poison import NO_SKIPS
 from xidstream.pipeline.postgres.beginning import SinkHolds
 from xidstream.pipeline.preflight.slot_beginning import check_sink_of_run
 from xidstream.pipeline.settings.config import Config
@@ -58,8 +58,8 @@ from xidstream.pipeline.stream import (
     RolledBackPrepared,
     Unsendable,
 )
-from xidstream.pipeline.stream.cut_routing import TicketedCut
-from xidstream.pipeline.transactions.sealed import empty_unit, given_up_unit, undeliverable_unit
+from xidstream.pipeline.stream.event_router import OrderedEvent
+from xidstream.pipeline.transactions.sealed import empty_unit, skipped_unit, undeliverable_unit
 
 _VERIFYING_THREADS: Final = 2
 """One reads a large prepared transaction, and a small one need not wait for it."""
@@ -86,7 +86,7 @@ class CommitSequence:
         self._config = config
         self._epoch = epoch
         self._order = CommitOrder(batch_rows=config.batch_rows, batch_bytes=config.batch_bytes)
-        """The order of commits. ``open`` makes the one that begins with what the storage has."""
+        """The order of commits. ``open`` replaces it by one that begins with the units of the journal."""
         self._tasks = WatchedTasks(translate)
         """The results that are awaited from buffers. The first error of any of them ends the epoch."""
         self._changed = self._tasks.changed
@@ -95,19 +95,19 @@ class CommitSequence:
         """The LSN at which the run is finished; None for a run without an end."""
         self._stopping = False
         """Whether no further batch is given out."""
-        self._early: dict[int, TicketedCut] = {}
+        self._early: dict[int, OrderedEvent] = {}
         """Entries that arrived before an earlier ticket: calls to an asyncio actor may overtake each other."""
         self._prepared = PreparedBook()
         """The transactions between PREPARE and COMMIT or ROLLBACK PREPARED."""
         self._watermark = INVALID_LSN
         """Commits up to here are in the sink already; the server may send them again."""
-        self._given_up = NONE_GIVEN_UP
+        self._skips = NO_SKIPS
         """The transactions that a person skipped."""
         self._parks = config.on_poison == "park"
         """Whether a table that cannot be delivered is set aside."""
-        self._left_out: list[tuple[Xid, Lsn]] = []
+        self._skipped: list[tuple[Xid, Lsn]] = []
         """The skipped transactions that this epoch met and that are noted in the storage."""
-        self._leaving_out: dict[int, list[LeftOutTransaction]] = {}
+        self._skipped_in_batch: dict[int, list[SkippedTransaction]] = {}
         """The skipped transactions in each batch that the sink has in its hands, by the batch's number."""
         self._finished = FinishedPrepares()
         """Prepared transactions that have ended, until nothing needs their records any more."""
@@ -145,7 +145,7 @@ class CommitSequence:
         self._journaling = Journaling(
             self._order, self._storage, policy, self._fetch, self._put, self._changed, self._threads
         )
-        self._given_up = opened.given_up
+        self._skips = opened.skips
         # A commit that begins exactly at the confirmed position is not after it.
         self._watermark = taken_over.confirmed_lsn.before
         self._confirming = Confirming(
@@ -180,7 +180,7 @@ class CommitSequence:
         self._order.put_back()
         self._order.parking.sink_opened(watermark)
         self._order.journal.sink_opened(watermark)
-        self._leaving_out.clear()
+        self._skipped_in_batch.clear()
         self._journaling.release()
         self._is_sink_known = True
         parked = self._order.parking.parked_up_to(watermark)
@@ -201,7 +201,7 @@ class CommitSequence:
 
     # -- from the reader -------------------------------------------------------------------------------
 
-    async def submit(self, entries: list[TicketedCut]) -> int:
+    async def submit(self, entries: list[OrderedEvent]) -> int:
         """Take entries at their tickets' turn: calls to an asyncio actor may overtake each other. Returns what all that
         waits for the sink takes in memory, in bytes."""
         self._early.update((entry.ticket, entry) for entry in entries)
@@ -214,40 +214,40 @@ class CommitSequence:
         self._changed.notify()
         return self._order.waiting_bytes
 
-    def _take(self, entry: TicketedCut) -> None:
-        cut, ticket = entry.cut, entry.ticket
-        if isinstance(cut, PlainBlock):
+    def _take(self, entry: OrderedEvent) -> None:
+        event, ticket = entry.event, entry.ticket
+        if isinstance(event, PlainBlock):
             self._order.add_unit(
-                ticket, cut.first_commit_lsn, cut.last_commit_lsn, cut.end_lsn, cut.n_transactions
+                ticket, event.first_commit_lsn, event.last_commit_lsn, event.end_lsn, event.n_transactions
             )
-            self._fill_with(ticket, entry.result)
-        elif isinstance(cut, Committed):
-            self._add_transaction(ticket, cut.end)
-            self._fill_with(ticket, empty_unit(cut.end) if entry.result is None else entry.result)
-        elif isinstance(cut, Prepared):
-            self._order.add_hold(ticket, cut.end_lsn, xid=cut.xid)
+            self._take_content(ticket, entry.result)
+        elif isinstance(event, Committed):
+            self._add_transaction(ticket, event.end)
+            self._take_content(ticket, empty_unit(event.end) if entry.result is None else entry.result)
+        elif isinstance(event, Prepared):
+            self._order.add_hold(ticket, event.end_lsn, xid=event.xid)
             self._tasks.spawn(self._prepare_from(ticket, entry.result))
-        elif isinstance(cut, CommittedPrepared):
-            self._add_transaction(ticket, cut.end, "COMMIT PREPARED")
-            self._tasks.spawn(self._fill_prepared(ticket, cut.end))
-        elif isinstance(cut, RolledBackPrepared):
-            self._order.add_hold(ticket, cut.end_lsn, message="ROLLBACK PREPARED", xid=cut.xid)
-            self._tasks.spawn(self._roll_back_prepared(ticket, cut))
-        elif isinstance(cut, Unsendable):
-            self._take_unsendable(ticket, cut)
+        elif isinstance(event, CommittedPrepared):
+            self._add_transaction(ticket, event.end, "COMMIT PREPARED")
+            self._tasks.spawn(self._find_prepared_content(ticket, event.end))
+        elif isinstance(event, RolledBackPrepared):
+            self._order.add_hold(ticket, event.end_lsn, message="ROLLBACK PREPARED", xid=event.xid)
+            self._tasks.spawn(self._roll_back_prepared(ticket, event))
+        elif isinstance(event, Unsendable):
+            self._take_unsendable(ticket, event)
         else:
-            assert isinstance(cut, Position), cut
-            self._order.add_position(ticket, cut.wal_end)
+            assert isinstance(event, Position), event
+            self._order.add_position(ticket, event.wal_end)
 
-    def _take_unsendable(self, ticket: int, cut: Unsendable) -> None:
-        if not cut.lsn or (cut.xid, cut.lsn) not in self._given_up:
+    def _take_unsendable(self, ticket: int, event: Unsendable) -> None:
+        if not event.lsn or (event.xid, event.lsn) not in self._skips:
             self._order.add_unit(ticket, INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
-            self._fill(ticket, undeliverable_unit(cut.error))
+            self._content_arrived(ticket, undeliverable_unit(event.error))
             return
         # The server decodes what commits at the confirmed position or after it: this leaves out just the one.
-        end = TransactionEnd(cut.xid, cut.lsn, Lsn(cut.lsn + 1), 0)
+        end = TransactionEnd(event.xid, event.lsn, Lsn(event.lsn + 1), 0)
         self._add_transaction(ticket, end)
-        self._fill(ticket, given_up_unit(end))
+        self._content_arrived(ticket, skipped_unit(end))
 
     def _add_transaction(self, ticket: int, end: TransactionEnd, message: str = "COMMIT") -> None:
         self._order.add_unit(
@@ -256,15 +256,15 @@ class CommitSequence:
 
     # -- from buffers ----------------------------------------------------------------------------------
 
-    def _fill_with(self, ticket: int, result: Any) -> None:
+    def _take_content(self, ticket: int, result: Any) -> None:
         """``result``: a ``Sealed``, or an awaitable of one."""
         if isinstance(result, Sealed):
-            self._fill(ticket, result)
+            self._content_arrived(ticket, result)
         else:
-            self._tasks.spawn(self._fill_from(ticket, result))
+            self._tasks.spawn(self._await_content(ticket, result))
 
-    async def _fill_from(self, ticket: int, ref: Any) -> None:
-        self._fill(ticket, await ref)
+    async def _await_content(self, ticket: int, ref: Any) -> None:
+        self._content_arrived(ticket, await ref)
 
     async def _prepare_from(self, ticket: int, ref: Any) -> None:
         record: PreparedTransaction = await ref
@@ -273,19 +273,19 @@ class CommitSequence:
             await asyncio.to_thread(self._storage.replace, replaced, record)
         self._order.resolve(ticket)
 
-    async def _fill_prepared(self, ticket: int, end: TransactionEnd) -> None:
+    async def _find_prepared_content(self, ticket: int, end: TransactionEnd) -> None:
         await self._prepares_before(ticket)
-        is_given_up = (end.xid, end.commit_lsn) in self._given_up
+        is_skipped = (end.xid, end.commit_lsn) in self._skips
         if not self._prepared.is_whole(end.xid):
             # The sink may hold it already.
             await self._sink_known()
         try:
-            prepared = self._prepared.commit(end, self._watermark, is_given_up=is_given_up)
+            prepared = self._prepared.commit(end, self._watermark, is_skipped=is_skipped)
         except SlotLost as error:
-            self._fill(ticket, undeliverable_unit(error))
+            self._content_arrived(ticket, undeliverable_unit(error))
             return
-        if is_given_up:
-            content = given_up_unit(end, None if prepared is None else prepared.relids())
+        if is_skipped:
+            content = skipped_unit(end, None if prepared is None else prepared.relids())
         elif prepared is None:
             content = empty_unit(end)
         elif prepared.poison is not None and not (self._parks or prepared.poison.parks_always):
@@ -298,11 +298,11 @@ class CommitSequence:
                 content = empty_unit(end)  # it is damaged, but the sink holds it
         if prepared is not None:
             self._finished.add(ticket, prepared)
-        self._fill(ticket, content)
+        self._content_arrived(ticket, content)
 
-    async def _roll_back_prepared(self, ticket: int, cut: RolledBackPrepared) -> None:
+    async def _roll_back_prepared(self, ticket: int, event: RolledBackPrepared) -> None:
         await self._prepares_before(ticket)
-        prepared = self._prepared.roll_back(cut.xid, cut.gid)
+        prepared = self._prepared.roll_back(event.xid, event.gid)
         if prepared is not None:
             self._finished.add(ticket, prepared)
         self._order.resolve(ticket)
@@ -314,8 +314,8 @@ class CommitSequence:
     async def _sink_known(self) -> None:
         await self._changed.when(lambda: self._is_sink_known or not self._has_sink)
 
-    def _fill(self, ticket: int, content: Sealed) -> None:
-        self._order.fill(ticket, content, time.monotonic())
+    def _content_arrived(self, ticket: int, content: Sealed) -> None:
+        self._order.content_arrived(ticket, content, time.monotonic())
         if keys := self._order.take_dropped_keys():
             self._tasks.spawn(asyncio.to_thread(self._storage.delete, self._finished.without_kept(keys)))
 
@@ -345,8 +345,8 @@ class CommitSequence:
             batch = self._order.next_batch() if may_release else None
             if batch is not None:
                 reach("released")
-                if met := [each for unit in batch.units for each in unit.left_out]:
-                    self._leaving_out[batch.number] = met
+                if met := [each for unit in batch.units for each in unit.skipped]:
+                    self._skipped_in_batch[batch.number] = met
                 return batch
             self._raise_undeliverable()
             left_s = began_s + wait_s - time.monotonic()
@@ -382,11 +382,11 @@ class CommitSequence:
         Raises Superseded where a later loop has the sink: it gets the batch's transactions as well."""
         self._tasks.raise_failure()
         self._check_loop(loop)
-        if met := self._leaving_out.get(number):
+        if met := self._skipped_in_batch.get(number):
             # Before anything after them can be confirmed.
-            await asyncio.to_thread(self._storage.note_left_out, met)
+            await asyncio.to_thread(self._storage.note_skipped, met)
             self._check_loop(loop)
-            self._left_out += [(each.xid, each.commit_lsn) for each in self._leaving_out.pop(number)]
+            self._skipped += [(each.xid, each.commit_lsn) for each in self._skipped_in_batch.pop(number)]
         contents = self._order.batch_done(number)
         self._confirming.press(sum(self._owed_bytes(content) for content in contents))
         # At this moment: a file that leaves the journal is removed behind a record without it, and with what it names.
@@ -437,7 +437,7 @@ class CommitSequence:
             self._confirming,
             self._journaling,
             n_prepared=len(self._prepared),
-            left_out=self._left_out,
+            skipped=self._skipped,
             prepared=self._prepared if with_prepared else (),
         )
 

@@ -84,7 +84,7 @@ class Confirming:
         self._is_ending = False
         """Whether the run stops."""
         self._recording_since_s: float | None = None
-        """When the record in hand was begun, on the monotonic clock; None while none is written."""
+        """When the writing of the current record began, on the monotonic clock; None while none is written."""
         self._reported = self._next_report()
         """The last report to the reader, with the versions of journal and parking that were recorded with it."""
         self.confirmed_lsn = order.confirmed_lsn

@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from xidstream.pipeline.commits.parking import LeftOut
+from xidstream.pipeline.commits.parking import ParkedRows
 from xidstream.pipeline.errors import IllegalTransition
 from xidstream.pipeline.exchange import Sealed, UnitEnd
 from xidstream.pipeline.pg import Lsn, Xid
@@ -50,7 +50,7 @@ NO_TICKET: Final = -1
 class Entry:
     """``content`` is None before a unit is ready, after it is done, and while the journal alone has it.
 
-    ``ready_s``: when it became ready, on the caller's clock. ``left_out``: its rows of parked tables. ``message`` is
+    ``ready_s``: when it became ready, on the caller's clock. ``parked_rows``: its rows of parked tables. ``message`` is
     what the server sent of it, and ``xid`` the transaction's; None where it may be several.
     """
 
@@ -61,7 +61,7 @@ class Entry:
     content: Sealed | None = None
     batch_number: int | None = None
     ready_s: float = 0.0
-    left_out: tuple[LeftOut, ...] = ()
+    parked_rows: tuple[ParkedRows, ...] = ()
     message: str = "COMMIT"
     xid: Xid | None = None
 

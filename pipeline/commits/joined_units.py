@@ -18,7 +18,7 @@ from xidstream.pipeline.commits.entries import Entry
 from xidstream.pipeline.commits.journaling import Fetch, Put
 from xidstream.pipeline.commits.order import CommitOrder
 from xidstream.pipeline.exchange import InlineMessages, MemoryPart, MessagePart, Sealed
-from xidstream.pipeline.packs import Packs, UnitParts
+from xidstream.pipeline.packs import PackReader, PartsBuilder
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.transactions.messages import message_parts
@@ -59,8 +59,8 @@ def join(contents: Sequence[Sealed], fetch: Fetch, put: Put) -> Sealed:
     """One unit of several, in their order. Raises what ``fetch`` and ``put`` raise."""
     memory = [part for content in contents for part in content.memory]
     groups = list(_by_version(memory))
-    parts = UnitParts(put, len(groups))
-    packs = Packs(lambda ref: iter(fetch(ref).to_batches()))
+    parts = PartsBuilder(put, len(groups))
+    packs = PackReader(lambda ref: iter(fetch(ref).to_batches()))
     for relation, group in groups:
         tables = [fetch(p.ref) if p.pack_index is None else _unpacked(packs, p) for p in group]
         parts.add(relation, pa.concat_tables(tables).combine_chunks())
@@ -76,7 +76,7 @@ def join(contents: Sequence[Sealed], fetch: Fetch, put: Put) -> Sealed:
         n_rows=sum(content.n_rows for content in contents),
         n_bytes=sum(part.n_bytes for part in (*joined, *messages))
         + sum(part.segment.n_bytes for part in segments),
-        left_out=tuple(pair for content in contents for pair in content.left_out),
+        skipped=tuple(pair for content in contents for pair in content.skipped),
     )
 
 
@@ -90,7 +90,7 @@ def _by_version(memory: Sequence[MemoryPart]) -> Iterator[tuple[RelationVersion,
             yield relation, list(group)
 
 
-def _unpacked(packs: Packs, part: MemoryPart) -> pa.Table:
+def _unpacked(packs: PackReader, part: MemoryPart) -> pa.Table:
     return pa.Table.from_batches(packs.rows([part]), contract_schema(part.relation))
 
 

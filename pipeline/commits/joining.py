@@ -48,8 +48,8 @@ class JoinRule:
     joined_bytes: int = 1 << 20
     """The most bytes of a run: beside such a unit what each costs is nothing, and the copy takes milliseconds."""
 
-    def is_due(self, n_entries: int, n_filled: int) -> bool:
-        return n_entries >= self.single_entries and n_filled >= self.step
+    def is_due(self, n_entries: int, n_arrived: int) -> bool:
+        return n_entries >= self.single_entries and n_arrived >= self.step
 
 
 def first_run(entries: Iterable[Entry], rule: JoinRule, batch_rows: int, batch_bytes: int) -> list[Entry]:
@@ -84,7 +84,7 @@ def joined_entry(run: list[Entry], content: Sealed) -> Entry:
         max(entry.end_lsn for entry in run),
         sum(entry.end.n_transactions for entry in run),
     )
-    left_out = tuple(each for entry in run for each in entry.left_out)
+    parked_rows = tuple(each for entry in run for each in entry.parked_rows)
     return Entry(
         run[-1].ticket,
         EntryKind.UNIT,
@@ -92,7 +92,7 @@ def joined_entry(run: list[Entry], content: Sealed) -> Entry:
         EntryState.READY,
         content,
         ready_s=min(entry.ready_s for entry in run),
-        left_out=left_out,
+        parked_rows=parked_rows,
     )
 
 

@@ -70,7 +70,7 @@ _NOWHERE: Final = UnitEnd(INVALID_LSN, INVALID_LSN, INVALID_LSN, 0)
 
 
 @dataclass(eq=False)
-class _HeldFile:
+class _QueuedFile:
     """One file. ``entries``: its units, in order; None while none of them is in memory.
 
     ``is_loaded``: all that is to be released from it is in memory, ``memory_bytes`` of it, as buffers have put it
@@ -87,7 +87,7 @@ class _HeldFile:
     memory_bytes: int = 0
     error: XidstreamError | None = None
     is_apart: bool = False
-    """It could not be read when a file wanted to absorb it: whoever loads it finds out why."""
+    """Whether it could not be read when another file was to absorb it. Loading it tells why."""
     up_to_lsn: Lsn = INVALID_LSN
     """All that it has lies before this; 0/0 if that is not known."""
     placeholder: Entry = field(default_factory=lambda: Entry(NO_TICKET, EntryKind.UNIT, _NOWHERE))
@@ -129,14 +129,16 @@ class Journal:
         *,
         horizon_bytes: int = 64 << 20,
     ) -> None:
-        self._held: deque[_HeldFile] = deque()
+        self._queue: deque[_QueuedFile] = deque()
         """The files, in commit order."""
         for file in files:
             if isinstance(file, DamagedFile):
-                held = _HeldFile(file.epoch, file.number, None, error=file.error, up_to_lsn=file.up_to_lsn)
+                queued = _QueuedFile(
+                    file.epoch, file.number, None, error=file.error, up_to_lsn=file.up_to_lsn
+                )
             else:
-                held = _HeldFile(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
-            self._held.append(held)
+                queued = _QueuedFile(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
+            self._queue.append(queued)
         self._watermark = INVALID_LSN
         """The sink holds all commits up to here."""
         self._horizon_bytes = horizon_bytes
@@ -146,7 +148,7 @@ class Journal:
         """The keys of the segments that the files name."""
         self.delivered_lsn = delivered_lsn
         """The greatest end of what the sink holds, in the files that were and are here."""
-        self.next_number = max((held.number for held in self._held), default=-1) + 1
+        self.next_number = max((queued.number for queued in self._queue), default=-1) + 1
         """The number of the next file."""
         self.n_bytes = sum(file.n_bytes for file in self.files)
         """The bytes in the storage: of the files, and of the segments that they name."""
@@ -156,17 +158,17 @@ class Journal:
     # -- what it holds ---------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        return bool(self._held)
+        return bool(self._queue)
 
     @property
     def files(self) -> list[JournalFile]:
         """The files that tell what they have, in order."""
-        return [held.file for held in self._held if held.file is not None]
+        return [queued.file for queued in self._queue if queued.file is not None]
 
     @property
     def spans(self) -> tuple[JournalSpan, ...]:
         """The files as the record names them."""
-        named = [(held.epoch, held.number) for held in self._held]
+        named = [(queued.epoch, queued.number) for queued in self._queue]
         runs = groupby(enumerate(named), key=lambda each: (each[1][0], each[1][1] - each[0]))
         spans = []
         for (epoch, _), run in runs:
@@ -177,7 +179,7 @@ class Journal:
     @property
     def n_units(self) -> int:
         """The number of units that the sink does not hold."""
-        return sum(_n_undelivered(held) for held in self._held)
+        return sum(_n_undelivered(queued) for queued in self._queue)
 
     @property
     def last_commit_lsn(self) -> Lsn:
@@ -190,32 +192,32 @@ class Journal:
     @property
     def error(self) -> XidstreamError | None:
         """Why nothing more can be released: all before it is done. None as long as something may be."""
-        return self._held[0].error if self._held else None
+        return self._queue[0].error if self._queue else None
 
     def entries(self) -> Iterator[Entry]:
         """The units that are not delivered, in order; an entry that is not ready stands for what is not in memory."""
         return (entry for _, entry in self._with_files())
 
-    def _with_files(self) -> Iterator[tuple[_HeldFile, Entry]]:
-        for held in self._held:
-            if held.entries is None:
-                yield held, held.placeholder
+    def _with_files(self) -> Iterator[tuple[_QueuedFile, Entry]]:
+        for queued in self._queue:
+            if queued.entries is None:
+                yield queued, queued.placeholder
             else:
-                for entry in held.entries:
+                for entry in queued.entries:
                     is_unloaded = entry.state is EntryState.READY and entry.content is None
-                    yield held, held.placeholder if is_unloaded else entry
+                    yield queued, queued.placeholder if is_unloaded else entry
 
     @property
     def head(self) -> Head | None:
-        """Its first unit that is not done; None if it holds nothing. Where it is in the storage alone, the message says
-        so, and the LSNs are those of its file."""
-        for held, entry in self._with_files():
+        """The journal's first unit that is not done; None if it holds nothing. If the unit is in the storage alone, the
+        message says so, and the LSNs are its file's."""
+        for queued, entry in self._with_files():
             if entry.state is EntryState.DONE:
                 continue
-            if entry is not held.placeholder:
+            if entry is not queued.placeholder:
                 return head_of(entry)
-            file = held.file
-            state = EntryState.WAITING.value if held.is_loading else JOURNALED
+            file = queued.file
+            state = EntryState.WAITING.value if queued.is_loading else JOURNALED
             lsns = (
                 (file.first_commit_lsn, file.last_commit_lsn, file.end_lsn) if file is not None else _NO_LSNS
             )
@@ -226,8 +228,8 @@ class Journal:
     @property
     def first_ticket_in_memory(self) -> int | None:
         """The least ticket of a unit that is in memory as its buffer put it there; None if there is none."""
-        for held in self._held:
-            for entry in (held.entries or ()) if held.has_tickets else ():
+        for queued in self._queue:
+            for entry in (queued.entries or ()) if queued.has_tickets else ():
                 if entry.ticket != NO_TICKET and entry.content is not None:
                     return entry.ticket
         return None
@@ -239,15 +241,17 @@ class Journal:
         for which ``still_last`` is true."""
         if absorbed:
             # Its units are others than these entries.
-            held = _HeldFile(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
+            queued = _QueuedFile(file.epoch, file.number, file, up_to_lsn=file.end_lsn)
         else:
-            held = _HeldFile(file.epoch, file.number, file, entries, has_tickets=True, up_to_lsn=file.end_lsn)
-            held.measure()
+            queued = _QueuedFile(
+                file.epoch, file.number, file, entries, has_tickets=True, up_to_lsn=file.end_lsn
+            )
+            queued.measure()
         for before in absorbed:
-            self._held.pop()
+            self._queue.pop()
             self.n_bytes -= before.n_bytes
             self._removed.append(replace(before, stored_keys=()))
-        self._held.append(held)
+        self._queue.append(queued)
         self._keys.update(file.stored_keys)
         self.n_bytes += file.n_bytes
         self.version += 1
@@ -257,22 +261,22 @@ class Journal:
     def to_absorb(self, new_bytes: int) -> tuple[JournalFile, ...]:
         """The last files, which the next one is to take in. It has ``new_bytes`` in memory."""
         files: list[JournalFile] = []
-        for held in reversed(self._held):
-            file = held.file
-            if file is None or held.is_loading or not self._may_be_absorbed(held) or not is_small(file):
+        for queued in reversed(self._queue):
+            file = queued.file
+            if file is None or queued.is_loading or not self._may_be_absorbed(queued) or not is_small(file):
                 break
             files.append(file)
         return absorbed(files[::-1], sum(is_small(file) for file in self.files), new_bytes)
 
     def still_last(self, files: Sequence[JournalFile]) -> bool:
         """Whether these are the last ones, and the sink has taken nothing of them since ``to_absorb``."""
-        last = list(self._held)[len(self._held) - len(files) :]
-        return [held.file for held in last] == list(files) and all(map(self._may_be_absorbed, last))
+        last = list(self._queue)[len(self._queue) - len(files) :]
+        return [queued.file for queued in last] == list(files) and all(map(self._may_be_absorbed, last))
 
     def leave_alone(self, files: Sequence[JournalFile]) -> None:
         """One of them cannot be read: nothing is to absorb them."""
-        for held in self._held:
-            held.is_apart = held.is_apart or held.file in files
+        for queued in self._queue:
+            queued.is_apart = queued.is_apart or queued.file in files
 
     def drop(self, file: JournalFile) -> None:
         """``file`` was written, and is no part of the journal: it and what it names are removed."""
@@ -281,7 +285,8 @@ class Journal:
         self.version += 1
 
     def take_removed(self) -> list[JournalFile]:
-        """Files that no record names from the next one on. Whoever takes them removes them after that record."""
+        """The files that the next record will not name any more. The caller removes them when that record is
+        durable."""
         removed, self._removed = self._removed, []
         self._keys.difference_update(key for file in removed for key in file.stored_keys)
         return removed
@@ -289,74 +294,74 @@ class Journal:
     def to_load(self) -> JournalFile | None:
         """The file to be read next, so that a batch is always ready; None if enough is in memory."""
         ahead_bytes = 0
-        for held in self._held:
-            if held.error is not None or held.is_loading:
+        for queued in self._queue:
+            if queued.error is not None or queued.is_loading:
                 return None
-            if not held.is_loaded:
+            if not queued.is_loaded:
                 if ahead_bytes >= self._horizon_bytes:
                     return None
-                held.is_loading = True
-                return held.file
+                queued.is_loading = True
+                return queued.file
             # What is in segments counts, too: it is verified when it is loaded.
-            ahead_bytes += max(held.memory_bytes, 0 if held.file is None else held.file.n_bytes)
+            ahead_bytes += max(queued.memory_bytes, 0 if queued.file is None else queued.file.n_bytes)
         return None
 
     def loaded(self, file: JournalFile, units: Sequence[tuple[UnitEnd, Sealed]], now_s: float) -> None:
         """The content that ``to_load`` asked for. Units that the sink holds already are not released again."""
-        held = self._of(file)
-        if held is None:
+        queued = self._of(file)
+        if queued is None:
             return
-        held.is_loading = False
-        if held.entries is None:
+        queued.is_loading = False
+        if queued.entries is None:
             n_delivered = _n_delivered(units, self.delivered_lsn)
-            held.entries = [
+            queued.entries = [
                 Entry(NO_TICKET, EntryKind.UNIT, end, EntryState.DONE)
                 if i < n_delivered
                 else Entry(NO_TICKET, EntryKind.UNIT, end, EntryState.READY, content, ready_s=now_s)
                 for i, (end, content) in enumerate(units)
             ]
         else:
-            for entry, (_, content) in zip(held.entries, units, strict=True):
+            for entry, (_, content) in zip(queued.entries, units, strict=True):
                 if entry.state is EntryState.READY and entry.content is None:
                     entry.content, entry.ticket = content, NO_TICKET
-        held.measure()
+        queued.measure()
         self.advance()
 
     def damaged(self, file: JournalFile, error: XidstreamError) -> None:
         """``file`` could not be loaded: nothing is released from there on."""
-        held = self._of(file)
-        if held is not None:
-            held.is_loading, held.error = False, error
+        queued = self._of(file)
+        if queued is not None:
+            queued.is_loading, queued.error = False, error
             self.sink_opened(self._watermark)
 
     def sink_opened(self, watermark: Lsn) -> None:
         """The sink holds every commit up to ``watermark``."""
         self._watermark = max(self._watermark, watermark)
-        for held in [each for each in self._held if each.error is not None]:
-            if not 0 < held.up_to_lsn <= self._watermark:
+        for queued in [each for each in self._queue if each.error is not None]:
+            if not 0 < queued.up_to_lsn <= self._watermark:
                 continue
-            self._held.remove(held)
-            if held.file is not None:
-                self._removed.append(held.file)
-                self.n_bytes -= held.file.n_bytes
+            self._queue.remove(queued)
+            if queued.file is not None:
+                self._removed.append(queued.file)
+                self.n_bytes -= queued.file.n_bytes
             self.version += 1
         self.advance()
 
     @property
     def awaits_sink(self) -> bool:
         """Whether the first file is damaged, and a sink may hold all of it."""
-        return bool(self._held) and self._held[0].error is not None and self._held[0].up_to_lsn > 0
+        return bool(self._queue) and self._queue[0].error is not None and self._queue[0].up_to_lsn > 0
 
     def advance(self) -> None:
         """After units were done: what is delivered leaves."""
-        while self._held and self._held[0].is_delivered:
-            held = self._held.popleft()
-            assert held.file is not None
-            self._removed.append(held.file)
-            self.n_bytes -= held.file.n_bytes
-            self.reach(held.file.end_lsn)
+        while self._queue and self._queue[0].is_delivered:
+            queued = self._queue.popleft()
+            assert queued.file is not None
+            self._removed.append(queued.file)
+            self.n_bytes -= queued.file.n_bytes
+            self.reach(queued.file.end_lsn)
             self.version += 1
-        for entry in (self._held[0].entries or ()) if self._held else ():
+        for entry in (self._queue[0].entries or ()) if self._queue else ():
             if entry.state is not EntryState.DONE:
                 break
             self.reach(entry.end_lsn)
@@ -369,31 +374,31 @@ class Journal:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _may_be_absorbed(self, held: _HeldFile) -> bool:
-        file = held.file
-        if file is None or held.error is not None or held.is_apart:
+    def _may_be_absorbed(self, queued: _QueuedFile) -> bool:
+        file = queued.file
+        if file is None or queued.error is not None or queued.is_apart:
             return False
         # An earlier epoch's sink may have a part of it.
         is_begun = 0 < file.first_commit_lsn < self.delivered_lsn
-        return held.is_untouched and not is_begun
+        return queued.is_untouched and not is_begun
 
-    def _of(self, file: JournalFile) -> _HeldFile | None:
+    def _of(self, file: JournalFile) -> _QueuedFile | None:
         """The journal's own record of the file; None where all of it was delivered meanwhile."""
-        return next((held for held in self._held if held.file is file), None)
+        return next((queued for queued in self._queue if queued.file is file), None)
 
     def _shed(self) -> None:
         """Let go of what is further from the sink than the horizon."""
         ahead_bytes = 0
-        for held in self._held:
-            if held.is_loaded and ahead_bytes >= self._horizon_bytes:
-                held.unload()
-            ahead_bytes += held.memory_bytes
+        for queued in self._queue:
+            if queued.is_loaded and ahead_bytes >= self._horizon_bytes:
+                queued.unload()
+            ahead_bytes += queued.memory_bytes
 
 
-def _n_undelivered(held: _HeldFile) -> int:
-    if held.entries is not None:
-        return sum(entry.state is not EntryState.DONE for entry in held.entries)
-    return 1 if held.file is None else held.file.n_units
+def _n_undelivered(queued: _QueuedFile) -> int:
+    if queued.entries is not None:
+        return sum(entry.state is not EntryState.DONE for entry in queued.entries)
+    return 1 if queued.file is None else queued.file.n_units
 
 
 def _n_delivered(units: Sequence[tuple[UnitEnd, Sealed]], delivered_lsn: Lsn) -> int:

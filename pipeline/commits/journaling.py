@@ -71,7 +71,7 @@ def order_of(config: Config, taken_over: TakenOver, *, has_sink: bool) -> Commit
 
 
 class Journaling:
-    """``changed``: what the sequencer's loops wait for. It is told of every change, also of those made here."""
+    """``changed``: what the sequencer's loops wait for. It is notified of every change, also of changes made here."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Journaling:
         self._put = put
         self._changed = changed
         self._writing: list[Sealed] = []
-        """The contents that the file in hand takes."""
+        """The contents of the file that is being written."""
         self._is_ending = self._is_withheld = False
         """Whether the run stops, so that all that is ready is written; whether nothing more may be written."""
         self._is_released = False
@@ -129,7 +129,7 @@ class Journaling:
         return not self._writing and self._due_in_s() != 0
 
     def end(self) -> None:
-        """Write all that is ready: nobody is going to release it."""
+        """Write all that is ready, because no sink will take it in this run."""
         self._is_ending = True
         self._retries.hasten()
 
@@ -142,7 +142,7 @@ class Journaling:
         self._is_released = True
 
     def in_use(self, keys: Iterable[str]) -> set[str]:
-        """The keys among ``keys`` that the journal names in the storage, or will when the file in hand is written."""
+        """The keys among ``keys`` that a file of the journal names, or will name when the current file is written."""
         writing = {key for content in self._writing for key in content.stored_keys()}
         return {key for key in keys if key in writing or self._order.journal.names(key)}
 

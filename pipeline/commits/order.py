@@ -1,9 +1,9 @@
 """The order of commits, and the positions after which everything is safe.
 
 One queue of entries in the order the server sent them (``entries``). A *unit* (a transaction, or a plain block of many)
-must be filled by its buffer, taken by the sink and reported done. A *hold* must be resolved (a PREPARE whose content
-must be durable first). A *position* (a keepalive) is done by itself. Buffers finish in any order; only the head of the
-queue is released, so the order of release is the order of commit.
+must get its content from its buffer, be taken by the sink and be reported done. A *hold* must be resolved (a PREPARE
+whose content must be durable first). A *position* (a keepalive) is done by itself. Buffers finish in any order; only
+the head of the queue is released, so the order of release is the order of commit.
 
 Where the sink is behind, units at the head are written to the journal (``journal``): they leave the queue then, and the
 journal releases them, in front of the queue. A unit that the sink has taken may be written, too.
@@ -27,10 +27,10 @@ at 0/380; ``batch_rows`` is 1,500::
 
     ticket  entry              what happens                                     confirmed_lsn
     0       unit, ends 0/108   its buffer is slow: WAITING                      0/0
-    1       unit, ends 0/208   filled: READY, but ticket 0 is in front of it    0/0
-    2       unit, ends 0/308   filled: READY                                    0/0
+    1       unit, ends 0/208   has content: READY, but ticket 0 is before it    0/0
+    2       unit, ends 0/308   has content: READY                               0/0
     3       position 0/380     DONE by itself, but after three units           0/0
-            ticket 0 is filled; next_batch() is batch 0 with ticket 0 alone,
+            ticket 0 gets content; next_batch() is batch 0 with ticket 0 alone,
             because two units are more than 1,500 rows                          0/0
             next_batch() is batch 1 with ticket 1                               0/0
             batch_done(1): ticket 1 is DONE, and ticket 0 is not                0/0
@@ -82,7 +82,7 @@ class CommitOrder:
         self._batch_bytes = batch_bytes
         self.join_rule = JoinRule()
         """The rule by which neighbouring units become one."""
-        self._n_filled = 0
+        self._n_arrived = 0
         """Units that became ready since there was nothing to join."""
         self.journal = Journal() if journal is None else journal
         """Units that are written to the storage and not delivered. They stand in front of the queue."""
@@ -112,8 +112,8 @@ class CommitOrder:
         """The entries that are being written to a journal file. They stay in the queue until ``written``."""
         self.waiting_bytes = 0
         """The memory of the units in the queue that are ready or taken."""
-        self._filled_lsn = confirmed_lsn
-        """The greatest end LSN of a unit that was filled."""
+        self._arrived_lsn = confirmed_lsn
+        """The greatest end LSN of a unit that has its content."""
 
     # -- from the reader -------------------------------------------------------------------------------
 
@@ -161,12 +161,12 @@ class CommitOrder:
 
     # -- from buffers ----------------------------------------------------------------------------------
 
-    def fill(self, ticket: int, content: Sealed, now_s: float = 0.0) -> None:
+    def content_arrived(self, ticket: int, content: Sealed, now_s: float = 0.0) -> None:
         entry = self._entry(ticket)
         entry.move(EntryState.READY)
         entry.content, entry.ready_s = content, now_s
-        self._filled_lsn = max(self._filled_lsn, entry.end_lsn)
-        self._n_filled += 1
+        self._arrived_lsn = max(self._arrived_lsn, entry.end_lsn)
+        self._n_arrived += 1
         halt = content.undeliverable
         if halt is None:
             self.waiting_bytes += entry.memory_bytes
@@ -196,7 +196,7 @@ class CommitOrder:
 
     def to_join(self) -> list[Entry]:
         """Neighbouring units that may become one; empty where few wait. They stay where they are until ``joined``."""
-        if not self.join_rule.is_due(len(self._entries), self._n_filled):
+        if not self.join_rule.is_due(len(self._entries), self._n_arrived):
             return []
         written = self._writing[-1].ticket if self._writing else -1
         newest = islice(reversed(self._entries), self.join_rule.looked_at)
@@ -206,7 +206,7 @@ class CommitOrder:
         if not run and self._unsettled and self.parking.may_join(self._unsettled[0].end):
             run = self._first_run(entry for entry in entries if entry.ticket >= unsettled)
         if not run:
-            self._n_filled = 0
+            self._n_arrived = 0
         return run
 
     def joined(self, run: list[Entry], contents: list[Sealed], content: Sealed) -> None:
@@ -316,8 +316,8 @@ class CommitOrder:
 
     @property
     def unconfirmed_wal_bytes(self) -> int:
-        """The bytes of WAL from what is confirmed to the last unit that was filled."""
-        return max(0, self._filled_lsn - self._confirmed_lsn)
+        """The bytes of WAL from what is confirmed to the last unit that has its content."""
+        return max(0, self._arrived_lsn - self._confirmed_lsn)
 
     def to_write(self, file_bytes: int, file_units: int) -> list[Entry]:
         """The units that the next file takes: those at the head that are ready or taken, of about ``file_bytes`` in
@@ -335,9 +335,9 @@ class CommitOrder:
         return entries
 
     def written(self, file: JournalFile, entries: list[Entry], absorbed: Sequence[JournalFile] = ()) -> bool:
-        """``file`` is durable, with ``entries`` after what ``absorbed`` had. What the sink has taken of ``entries`` by
-        now stays with the sink. False, and nothing has changed, where it has taken something of ``absorbed``: then the
-        file is of no use, and ``entries`` are to be written again."""
+        """``file`` is durable, with ``entries`` after what ``absorbed`` had. Entries that the sink has taken by now
+        stay with the sink. Returns False and changes nothing if the sink has taken something of ``absorbed``: then the
+        file is useless, and ``entries`` are to be written again."""
         self._writing = []
         if all(entry.state is EntryState.DONE for entry in entries):
             self.journal.drop(file)
@@ -461,12 +461,12 @@ class CommitOrder:
                 continue
             if not entry.is_stuck_behind:
                 self.waiting_bytes -= content.memory_bytes - settled.content.memory_bytes
-            entry.content, entry.left_out = settled.content, settled.left_out
+            entry.content, entry.parked_rows = settled.content, settled.parked_rows
             self._dropped_keys += settled.keys
 
     def _pop_head(self) -> None:
         entry = self._entries.popleft()
-        self.parking.count(entry.left_out)
+        self.parking.count(entry.parked_rows)
         del self._by_ticket[entry.ticket]
         self.done_ticket = entry.ticket
         self._confirmed_lsn = max(self._confirmed_lsn, entry.end_lsn)
@@ -477,8 +477,8 @@ class CommitOrder:
             self._pop_head()
         if self._entries and self._entries[0].state is EntryState.STUCK:
             stuck = self._entries[0]
-            left_out, stuck.left_out = stuck.left_out, ()
-            self.parking.count(left_out)
+            parked_rows, stuck.parked_rows = stuck.parked_rows, ()
+            self.parking.count(parked_rows)
             self._confirmed_lsn = max(self._confirmed_lsn, stuck.end_lsn)
 
 

@@ -31,7 +31,7 @@ from xidstream.pipeline.pg import INVALID_LSN, Lsn
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class ParkedRows:
     """Rows of one parked table that one unit had."""
 
     relid: int
@@ -41,10 +41,11 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Settled:
-    """``content`` without the rows of parked tables; ``keys`` of its segments that are of no use any more."""
+    """``content`` without the rows of parked tables; ``parked_rows`` counts those; ``keys`` name the segments that
+    nobody needs any more."""
 
     content: Sealed
-    left_out: tuple[LeftOut, ...] = ()
+    parked_rows: tuple[ParkedRows, ...] = ()
     keys: tuple[str, ...] = ()
 
 
@@ -89,16 +90,16 @@ class Parking:
             bad_tables=(),
         )
         keys = tuple(part.segment.key for part in segments)
-        return Settled(settled, self._left_out(content, dropped, end), keys)
+        return Settled(settled, self._parked_rows_of(content, dropped, end), keys)
 
     def may_join(self, end: UnitEnd) -> bool:
         """Whether units from this one on may become one before their turn. What an earlier unit may still park covers
         all of them. A table that is parked or was resumed may cover some, and so may what was counted before."""
         return not self._tables and end.end_lsn > self._counted_lsn
 
-    def count(self, left_out: Iterable[LeftOut]) -> None:
+    def count(self, parked_rows: Iterable[ParkedRows]) -> None:
         """A unit is confirmed that had these."""
-        for each in left_out:
+        for each in parked_rows:
             index = self._by_relid[each.relid]
             table = self._tables[index]
             self._tables[index] = dataclasses.replace(
@@ -142,9 +143,9 @@ class Parking:
             for each in self._tables
         )
 
-    def _left_out(
+    def _parked_rows_of(
         self, content: Sealed, dropped: Iterable[MemoryPart | SegmentPart], end: UnitEnd
-    ) -> tuple[LeftOut, ...]:
+    ) -> tuple[ParkedRows, ...]:
         """What is to be counted. The server sends again what an earlier epoch has counted, and what is resumed."""
         if end.end_lsn <= self._counted_lsn:
             return ()
@@ -155,7 +156,7 @@ class Parking:
             relid = each.relation.relid
             n_changes[relid] = n_changes.get(relid, 0) + each.n_rows
         return tuple(
-            LeftOut(relid, self._n_transactions(relid, names[relid], content.transactions), n)
+            ParkedRows(relid, self._n_transactions(relid, names[relid], content.transactions), n)
             for relid, n in n_changes.items()
             if relid in self._by_relid
         )

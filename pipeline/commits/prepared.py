@@ -43,7 +43,8 @@ class PreparedBook:
         return iter(self._by_xid.values())
 
     def add(self, prepared: PreparedTransaction) -> PreparedTransaction | None:
-        """Take a record. Returns the one that it replaces, if the server repeats a PREPARE that was not confirmed."""
+        """Take a record. Returns the record that it replaces, if the server repeats a PREPARE that was not
+        confirmed."""
         replaced = self._by_xid.get(prepared.xid)
         self._by_xid[prepared.xid] = prepared
         return replaced
@@ -54,14 +55,14 @@ class PreparedBook:
         return prepared is not None and prepared.damage is None
 
     def commit(
-        self, end: TransactionEnd, sink_watermark: Lsn, *, is_given_up: bool = False
+        self, end: TransactionEnd, sink_watermark: Lsn, *, is_skipped: bool = False
     ) -> PreparedTransaction | None:
         """The record that COMMIT PREPARED names. None if the sink already holds it, if it was empty, or if it is
-        missing and was given up. Raises SlotLost if it is missing, and ProtocolViolation if the gid is another.
+        missing and is skipped. Raises SlotLost if it is missing, and ProtocolViolation if the gid is another.
         """
         prepared = self._by_xid.get(end.xid)
         if prepared is None:
-            if is_given_up:
+            if is_skipped:
                 return None
             if end.commit_lsn <= sink_watermark:
                 return None

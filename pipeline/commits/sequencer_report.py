@@ -35,7 +35,7 @@ def sequencer_report(
     journaling: Journaling,
     *,
     n_prepared: int,
-    left_out: Sequence[tuple[Xid, Lsn]],
+    skipped: Sequence[tuple[Xid, Lsn]],
     prepared: Iterable[PreparedTransaction],
 ) -> SequencerReport:
     """``prepared``: those to name, of ``n_prepared``."""
@@ -54,7 +54,7 @@ def sequencer_report(
         n_batches=figures.n_batches,
         n_transactions=figures.n_transactions,
         n_rows=figures.n_rows,
-        n_left_out=len(left_out),
+        n_left_out=len(skipped),
         delivered_lsn=str(confirming.delivered_lsn),
         undelivered_s=_undelivered_s(order, journal),
         parked=tuple(_parked_part(each) for each in parked if each.is_parked),
@@ -71,7 +71,7 @@ def sequencer_report(
         part,
         tuple(map(_prepared_part, oldest)),
         journal=journal,
-        left_out=tuple(left_out),
+        skipped=tuple(skipped),
         parked=parked,
         last_commit_lsn=figures.last_commit_lsn,
         journal_from_us=journal_from_us,

@@ -42,7 +42,7 @@ from xidstream.pipeline.exchange import (
     TransactionEnd,
     UnitEnd,
 )
-from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable
+from xidstream.pipeline.parked import ParkedTable, SkippedTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.postgres.continuity import check_positions
 from xidstream.pipeline.preflight.slot_beginning import check_take_over
@@ -67,7 +67,7 @@ from xidstream.pipeline.storage.progress import (
     write_progress,
 )
 from xidstream.pipeline.storage.resumes import forget_resumes, read_resumes
-from xidstream.pipeline.storage.skips import note_left_out
+from xidstream.pipeline.storage.skips import note_skipped
 from xidstream.pipeline.storage.storage import Storage, is_out_of_space
 from xidstream.pipeline.transactions.sealed import transaction_row, undeliverable_unit
 
@@ -276,7 +276,7 @@ class SlotStorage:
         """Raises SlotLost where the file, or what it names, is damaged or missing, and Superseded where another run has
         removed it."""
         try:
-            return load_journal_units(self._storage, self._layout, file, put, self._opened.given_up)
+            return load_journal_units(self._storage, self._layout, file, put, self._opened.skips)
         except SegmentCorrupt as error:
             self._check_owner()
             raise lost_journal(file.number, file.first_commit_lsn, file.end_lsn, error) from error
@@ -318,7 +318,8 @@ class SlotStorage:
         The sink holds it up to ``delivered_lsn``, and ``journal`` has the rest, which needs ``journal_keys``. By
         default the sink holds all of it. Rows of ``parked`` tables are nowhere.
 
-        Raises Superseded, with nothing removed. What was written then counts for nobody, and must not be confirmed.
+        Raises Superseded, with nothing removed. What was written is then ignored by the new owner, and must not be
+        confirmed.
         """
         with self._recording:
             write_progress(
@@ -337,14 +338,15 @@ class SlotStorage:
         for prepared in finished:
             self.forget(prepared, journal_keys)
 
-    def note_left_out(self, met: Sequence[LeftOutTransaction]) -> None:
-        """Transactions that were given up, and that this run met."""
-        note_left_out(self._storage, self._layout, met)
+    def note_skipped(self, met: Sequence[SkippedTransaction]) -> None:
+        """Write down which skipped transactions this run met."""
+        note_skipped(self._storage, self._layout, met)
 
     def replace(self, replaced: PreparedTransaction, record: PreparedTransaction) -> None:
         """Remove what is left of a prepared transaction whose PREPARE the server has sent again, as ``record``.
 
-        Raises Superseded: whoever has the slot now may have found ``record`` incomplete, and need the earlier one."""
+        Raises Superseded: the new owner of the slot may have found ``record`` incomplete, and may need the earlier
+        one."""
         self._check_owner()
         if replaced.prepare_end_lsn != record.prepare_end_lsn:
             self.forget(replaced)

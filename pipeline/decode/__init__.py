@@ -23,13 +23,13 @@ from xidstream.pipeline.decode.blocks import (
     decode_transaction_block,
     warm_up,
 )
-from xidstream.pipeline.decode.copy_binary import CopiedColumns, NotHeld, decode_copied, text_columns
+from xidstream.pipeline.decode.copy_binary import CopiedColumns, ValuesDoNotFit, decode_copied, text_columns
 
 __all__ = [
     "CopiedColumns",
     "DecodedBlock",
     "DecodedPlainBlock",
-    "NotHeld",
+    "ValuesDoNotFit",
     "decode_copied",
     "decode_plain_block",
     "decode_transaction_block",

@@ -27,10 +27,10 @@ from xidstream.pipeline.decode.deliverable import deliverable
 from xidstream.pipeline.decode.table_decoder import DecodedTable, RowIndex, decode_table
 from xidstream.pipeline.errors import UsageError
 from xidstream.pipeline.exchange import Undeliverable
-from xidstream.pipeline.parked import BadTable, LeftOutTransaction
+from xidstream.pipeline.parked import BadTable, SkippedTransaction
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US
 from xidstream.pipeline.pg_rules import HEARTBEAT_PREFIX
-from xidstream.pipeline.poison import NONE_GIVEN_UP, BadRows, GivenUp, given_up_among
+from xidstream.pipeline.poison import NO_SKIPS, BadRows, Skips, skipped_among
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, Stamp
 
@@ -62,7 +62,7 @@ class DecodedPlainBlock:
     ``xid`` are null for messages that are not transactional.
 
     ``undeliverable`` is the first of its transactions that cannot be delivered. The other fields then have nothing of
-    that transaction, and nothing of what follows it. ``left_out`` are the transactions that were given up. The other
+    that transaction, and nothing of what follows it. ``skipped`` are the transactions of ``slot skip``. The other
     fields have nothing of these either. ``bad_tables`` are those of which rows were left out.
     """
 
@@ -72,13 +72,13 @@ class DecodedPlainBlock:
     transactions: pa.RecordBatch
     stamp: Stamp
     undeliverable: Undeliverable | None = None
-    left_out: tuple[LeftOutTransaction, ...] = ()
+    skipped: tuple[SkippedTransaction, ...] = ()
     bad_tables: tuple[BadTable, ...] = ()
 
     @property
     def is_whole(self) -> bool:
         """Whether all that the block holds can be delivered."""
-        return self.undeliverable is None and not self.left_out and not self.bad_tables
+        return self.undeliverable is None and not self.skipped and not self.bad_tables
 
 
 def decode_transaction_block(
@@ -106,7 +106,7 @@ def decode_transaction_block(
     block = _Block(payload, lengths, relations)
     block.scan(scan.TRANSACTION_BLOCK, streamed=streamed, xid=xid, first_ordinal=first_ordinal)
     if aborted:
-        block.leave_out(aborted, first_ordinal)
+        block.drop_owners(aborted, first_ordinal)
     owner = block.rows.owner
     n = len(owner)
     firsts = np.flatnonzero(np.concatenate((np.ones(min(n, 1), np.bool_), owner[1:] != owner[:-1])))
@@ -131,7 +131,7 @@ def decode_plain_block(
     payload: npt.NDArray[np.uint8],
     lengths: npt.NDArray[np.int32],
     relations: Mapping[int, RelationVersion],
-    given_up: GivenUp = NONE_GIVEN_UP,
+    skips: Skips = NO_SKIPS,
     take: Callable[[DecodedTable, Stamp], None] | None = None,
     *,
     parks: bool = False,
@@ -139,7 +139,7 @@ def decode_plain_block(
     """Decode a block of whole plain transactions, B [O] (I U D T M)* C, and of messages between them.
 
     Arguments and errors are those of ``decode_transaction_block``. Ordinals count from 0 in each transaction. Nothing
-    is returned of the transactions in ``given_up``. ``parks``: a table that cannot be delivered is left out from there
+    is returned of the transactions in ``skips``. ``parks``: a table that cannot be delivered is left out from there
     on, and the others go on.
 
     If ``take`` is given, it gets each table with the stamp of the block, and ``tables`` of the result is empty. There
@@ -159,12 +159,12 @@ def decode_plain_block(
     message_owner = logical[transactional, codes.LOGICAL_OWNER]
     # This reads the row arrays, so it comes before the tables, which consume them.
     transactions = block.transactions_batch(stamp, message_owner)
-    skipped = given_up_among(given_up, stamp.xid, stamp.commit_lsn)
-    if take is not None and not skipped.any():
+    is_skipped = skipped_among(skips, stamp.xid, stamp.commit_lsn)
+    if take is not None and not is_skipped.any():
         block.tables(functools.partial(_take_stamped, take, stamp))
         if block.notes:
             # Some rows must be left out, which is known only now. It is rare, so it may cost a second decoding.
-            return decode_plain_block(payload, lengths, relations, given_up, parks=parks)
+            return decode_plain_block(payload, lengths, relations, skips, parks=parks)
         tables: tuple[DecodedTable, ...] = ()
     else:
         tables = block.tables()
@@ -178,13 +178,13 @@ def decode_plain_block(
             pa.array(commit_lsn, mask=~transactional), pa.array(xid, mask=~transactional), transactional
         )
     decoded = DecodedPlainBlock(tables, messages, len(block.rows), transactions, stamp)
-    if not (block.notes or skipped.any()):
+    if not (block.notes or is_skipped.any()):
         return decoded
     return deliverable(
         decoded,
         begun[:, codes.TX_END_LSN],
         block.notes,
-        skipped,
+        is_skipped,
         message_owner=logical[:, codes.LOGICAL_OWNER],
         is_transactional=transactional,
         parks=parks,
@@ -255,9 +255,9 @@ class _Block:
             raise scan_fault(code, error, self._story, self._relations)
         self.rows = rows.pick(slice(code))
         if len(self.logical):
-            self._leave_out_heartbeats()
+            self._drop_heartbeats()
 
-    def _leave_out_heartbeats(self) -> None:
+    def _drop_heartbeats(self) -> None:
         """They were written to be confirmed, and for no sink. What a transaction has beside them stays.
 
         A heartbeat is transactional and empty. So a message of somebody else under our prefix is delivered if it says
@@ -272,7 +272,7 @@ class _Block:
         ours[ours] = (self._payload[starts[:, None] + np.arange(len(prefix))] == prefix).all(axis=1)
         self.logical = logical[~ours]
 
-    def leave_out(self, owners: Collection[int], first_ordinal: int) -> None:
+    def drop_owners(self, owners: Collection[int], first_ordinal: int) -> None:
         """Forget the rows of ``owners``, and number the others without a gap."""
         gone = np.isin(self.rows.owner, np.fromiter(owners, np.uint32, len(owners)))
         kept = self.rows.pick(np.flatnonzero(~gone))
@@ -355,8 +355,8 @@ class _Block:
     def _tables_of_transactions(self, n: int) -> pa.Array:
         """list<string>[n]: each transaction's tables, sorted; empty where it has no rows."""
         names = sorted({relation.name for relation in self._relations})
-        place = {name: i for i, name in enumerate(names)}
-        rank = np.array([place[relation.name] for relation in self._relations], np.int64)
+        rank_of = {name: i for i, name in enumerate(names)}
+        rank = np.array([rank_of[relation.name] for relation in self._relations], np.int64)
         pairs = self.rows.owner * np.int64(max(len(names), 1)) + rank[self.rows.relation]
         # Rows of one table mostly stand together, so this removes most repetitions before the sort.
         pairs = np.unique(pairs[np.flatnonzero(np.diff(pairs, prepend=-1))])

@@ -59,7 +59,7 @@ def _step(payload, cursor, form, is_key, start, length, counts):
     for i in range(len(cursor)):
         shape = form[i]
         size = np.int64(NULL)
-        place = np.int64(0)
+        offset = np.int64(0)
         if shape != NO_TUPLE:
             p = np.int64(cursor[i])
             kind = payload[p]
@@ -70,8 +70,8 @@ def _step(payload, cursor, form, is_key, start, length, counts):
                     | (np.int64(payload[p + 3]) << 8)
                     | np.int64(payload[p + 4])
                 )
-                place = p + 5
-                cursor[i] = place + size
+                offset = p + 5
+                cursor[i] = offset + size
             else:
                 cursor[i] = p + 1
                 if kind == 117:  # u
@@ -80,8 +80,8 @@ def _step(payload, cursor, form, is_key, start, length, counts):
                 size = NULL
             elif shape == NEW_AFTER_OLD and size == UNCHANGED and (is_key or form[i - 1] == OLD_FULL):
                 size = length[i - 1]
-                place = start[i - 1]
-        start[i] = place
+                offset = start[i - 1]
+        start[i] = offset
         length[i] = size
         if size >= 0:
             total += size

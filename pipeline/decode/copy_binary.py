@@ -5,9 +5,9 @@ this process than text. All others come as the text of their output function, in
 which; ``postgres.range_copy`` asks for them so), and are decoded as those of the stream are.
 
 A native type cannot hold some values of PostgreSQL's, and they are delivered as text (``sparse``). What a binary value
-is as text only the server knows. So such a block is not decoded: ``NotHeld`` names the columns, and whoever reads has
-the range again with these as text. Rejected: to print such values here, which would be a second copy of the server's
-output functions for the rarest of values.
+is as text only the server knows. So such a block is not decoded: ``ValuesDoNotFit`` names the columns, and whoever
+reads has the range again with these as text. Rejected: to print such values here, which would be a second copy of the
+server's output functions for the rarest of values.
 
 ``split`` finds the values in one pass, and copies none. It writes place and length of every value, 8 bytes each, by
 column. Each row is a number of columns in 16 bits, and for each a length in 32 bits, -1 for null, with its bytes
@@ -49,7 +49,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.schema import RelationVersion
 
 
-class NotHeld(Exception):
+class ValuesDoNotFit(Exception):
     """Columns of a block have values that their native types cannot hold; ``columns`` are their indexes."""
 
     def __init__(self, columns: frozenset[int]) -> None:
@@ -162,7 +162,7 @@ def decode_copied(
         raise MalformedMessage(f"{where}: row {int(error[0])} of a block is not in COPY's binary format")
     columns: list[pa.Array] = []
     sparse = Sparse(n_rows)
-    not_held = set()
+    not_fitting = set()
     for i, column in enumerate(relation.columns):
         n_bytes, n_missing = (int(each) for each in sums[i])
         values = Values(payload, start[i, :n_rows], length[i, :n_rows], n_bytes, n_missing)
@@ -174,13 +174,13 @@ def decode_copied(
             else:
                 array = DECODERS[column.type_oid](values, column.type)
                 if values.n_missing != n_missing:
-                    not_held.add(i)
+                    not_fitting.add(i)
         except BadValue as bad:
             what = f"{where}: {relation.name} column {column.name} has a value that is {bad.reason}"
             raise PoisonedChange(what, remedy=_REMEDY_VALUE) from None
         columns.append(array)
-    if not_held:
-        raise NotHeld(frozenset(not_held))
+    if not_fitting:
+        raise ValuesDoNotFit(frozenset(not_fitting))
     return CopiedColumns(columns, sparse.text())
 
 

@@ -1,4 +1,4 @@
-"""The part of a plain block that can be delivered: all before its first bad transaction, except what was given up.
+"""The part of a plain block that can be delivered: all before its first bad transaction, except skipped ones.
 
 A plain block holds many transactions, all of them committed. One that cannot be delivered must not hold back those
 before it, and nothing after it may be released. So the block is cut off there, and the error takes its place in the
@@ -8,7 +8,7 @@ Where tables are parked (``pipeline.parked``) not the block is cut off, but the 
 transaction on are left out, and the sequencer hears of it (``exchange.Sealed.bad_tables``). A table of which no row can
 be delivered is always parked.
 
-``blocks`` calls this for the rare block that has a bad value, or a transaction that was given up.
+``blocks`` calls this for the rare block that has a bad value, or a skipped transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.decode.table_decoder import DecodedTable
 from xidstream.pipeline.exchange import Undeliverable
-from xidstream.pipeline.parked import BadTable, LeftOutTransaction
+from xidstream.pipeline.parked import BadTable, SkippedTransaction
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.poison import BadRows, Poison, notes_by_table
 
@@ -41,10 +41,10 @@ def deliverable(
     is_transactional: npt.NDArray[np.bool_],
     parks: bool = False,
 ) -> DecodedPlainBlock:
-    """``block`` with ``undeliverable`` or, where it ``parks``, ``bad_tables``; with ``left_out``; and without the rows
+    """``block`` with ``undeliverable`` or, where it ``parks``, ``bad_tables``; with ``skipped``; and without the rows
     that these exclude. What stands in ``transactions`` counts rows of bad tables, too.
 
-    ``end_lsn: int64[n]`` and ``skipped: bool[n]`` (given up) are of each transaction. ``message_owner: int64[m]`` and
+    ``end_lsn: int64[n]`` and ``skipped: bool[n]`` are of each transaction. ``message_owner: int64[m]`` and
     ``is_transactional: bool[m]`` are of each logical message, in stream order. Its owner is the index of its
     transaction; of a message between transactions it is the one before it, or -1.
     """
@@ -60,7 +60,7 @@ def deliverable(
         poison = _poison_of(ending, first).of(Xid(xid), Lsn(commit_lsn))
     keep = (np.arange(n) < first) & ~skipped
     kept_messages = np.where(is_transactional, _at(keep, message_owner), message_owner < first)
-    left_out = _left_out(block, notes, np.flatnonzero(skipped[:first]))
+    skipped_transactions = _skipped_transactions(block, notes, np.flatnonzero(skipped[:first]))
     tables = _kept_tables(block.tables, keep, {relid: begin for relid, (begin, _) in bad.items()})
     logical = None if block.messages is None else block.messages.filter(pa.array(kept_messages))
     return dataclasses.replace(
@@ -79,7 +79,7 @@ def deliverable(
             end_lsn=Lsn(int(end_lsn[first - 1])) if first else INVALID_LSN,
             n_transactions=first,
         ),
-        left_out=left_out,
+        skipped=skipped_transactions,
         bad_tables=tuple(table for _, table in bad.values()),
     )
 
@@ -108,16 +108,16 @@ def _bad_tables(
     return found
 
 
-def _left_out(
+def _skipped_transactions(
     block: DecodedPlainBlock, notes: Sequence[BadRows], skipped: npt.NDArray[np.int64]
-) -> tuple[LeftOutTransaction, ...]:
+) -> tuple[SkippedTransaction, ...]:
     """``skipped``: the indexes of transactions, int64[k]."""
     if not len(skipped):
         return ()
     owners = [(table.relation.relid, _owner(table)) for table in block.tables]
     owners += [(note.relid, note.owner) for note in notes]
     return tuple(
-        LeftOutTransaction(
+        SkippedTransaction(
             Xid(int(block.stamp.xid[i])),
             Lsn(int(block.stamp.commit_lsn[i])),
             tuple(sorted({relid for relid, owner in owners if (owner == i).any()})),

@@ -191,10 +191,82 @@ class DeltaTableWriter:
         """Delta's version of the snapshot."""
         return int(self._table.version())
 
+    # -- what it holds ----------------------------------------------------------------------------------
+
     def watermark(self, application_id: str) -> int:
         """The version last committed under ``application_id`` in this snapshot, or ``NOTHING``."""
         version = self._table.transaction_version(application_id)
         return NOTHING if version is None else int(version)
+
+    def files(self) -> pa.Table:
+        """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""
+        return pa.table(self._table.get_add_actions(flatten=True))
+
+    def paths(self) -> list[str]:
+        found: list[str] = self.files()["path"].to_pylist()
+        return found
+
+    def removed_files(self, hours: int) -> list[str]:
+        """The paths of files that a commit removed longer ago than this, as far as the log knows, and that are
+        there."""
+        return self._table.vacuum(hours, dry_run=True, enforce_retention_duration=False)
+
+    def check_plain(self) -> None:
+        """Raise Unsupported where the rows of the snapshot's files are not the table's."""
+        check_plain_files(self._table, self.label)
+
+    def read(self, columns: Sequence[str], lsn_column: str, first: int, last: int) -> pa.Table:
+        """The rows of the snapshot whose ``lsn_column`` is from ``first`` to ``last``."""
+        files = self.files()
+        least, greatest = f"min.{lsn_column}", f"max.{lsn_column}"
+        if least in files.column_names:  # no file has statistics of it otherwise
+            is_in = (pc.field(least) <= last) & (pc.field(greatest) >= first)
+            files = files.filter(is_in | pc.field(least).is_null() | pc.field(greatest).is_null())
+        lsn = pc.field(lsn_column)
+        paths = files["path"].to_pylist()
+        rows = self._read(paths, dict.fromkeys([*columns, lsn_column]), (lsn >= first) & (lsn <= last))
+        return rows.select(list(columns))
+
+    def rows_of(self, paths: Collection[str]) -> pa.Table:
+        """The rows of these files of the snapshot, all columns. The paths are as in ``files``."""
+        return self._read([path for path in self.paths() if path in paths])
+
+    def _read(
+        self, paths: Iterable[str], names: Iterable[str] | None = None, wanted: pc.Expression | None = None
+    ) -> pa.Table:
+        self.check_plain()
+        schema = pa.schema(self._table.schema().to_arrow())
+        if names is not None:
+            schema = pa.schema([schema.field(name) for name in names])
+        read = (rows_of_file(self.location, path, schema, wanted) for path in paths)
+        return pa.concat_tables([schema.empty_table(), *read])
+
+    def refresh(self) -> None:
+        """Go on from the table as it is now, all of which is on the disk when this returns."""
+        before = self.version
+        self._table.update_incremental()
+        if self.version > before + 1:
+            # What others committed may be other properties.
+            self._described = None
+        self._log.flush_up_to(self.version)
+
+    # -- what it says of itself -------------------------------------------------------------------------
+
+    def property_of(self, name: str) -> str | None:
+        """A property that the table has; None where it has none of this name, or an empty one."""
+        return self._table.metadata().configuration.get(name) or None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All of the table."""
+        return dict(self._table.metadata().configuration)
+
+    @property
+    def ranged(self) -> list[str]:
+        """The columns whose ranges the log has of each file, or of those in the order of a layout, as the table's
+        properties say."""
+        properties = self._table.metadata().configuration
+        return [*columns_with_statistics(properties), *layout_columns(self.columns, properties)]
 
     def add_columns(self, columns: Sequence[TableColumn]) -> None:
         """Widen the table, in a commit of its own, before any file with the new columns is committed.
@@ -214,22 +286,6 @@ class DeltaTableWriter:
     def take_columns(self, columns: Sequence[TableColumn]) -> None:
         known = {column.name for column in self.columns}
         self.add_columns([column for column in columns if column.name not in known])
-
-    def property_of(self, name: str) -> str | None:
-        """A property that the table has; None where it has none of this name, or an empty one."""
-        return self._table.metadata().configuration.get(name) or None
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """All of the table."""
-        return dict(self._table.metadata().configuration)
-
-    @property
-    def ranged(self) -> list[str]:
-        """The columns whose ranges the log has of each file, or of those in the order of a layout, as the table's
-        properties say."""
-        properties = self._table.metadata().configuration
-        return [*columns_with_statistics(properties), *layout_columns(self.columns, properties)]
 
     def describe(self, about: TableMetadata, brought: Sequence[VersionSince] = ()) -> None:
         """Set the properties that the table lacks, or has otherwise, and record the versions that are brought, in a
@@ -268,6 +324,8 @@ class DeltaTableWriter:
         if self.version > before + 1:
             raise SnapshotOutdated(self.label)
         self._table.take_own(before, {})
+
+    # -- commits ----------------------------------------------------------------------------------------
 
     def commit(
         self,
@@ -413,6 +471,8 @@ class DeltaTableWriter:
             if self.watermark(application_id) != version:
                 raise SnapshotOutdated(self.label)
 
+    # -- its log ----------------------------------------------------------------------------------------
+
     def checkpoint(self) -> None:
         """Write a checkpoint of this version, so that the commits before it are needed no more."""
         self._table.create_checkpoint()
@@ -463,58 +523,6 @@ class DeltaTableWriter:
         if (self.property_of("delta.enableExpiredLogCleanup") or "").lower() != "false":
             self._table.cleanup_metadata()
         self._cleaned_version = self.version
-
-    def files(self) -> pa.Table:
-        """The files of the snapshot, as deltalake lists them: ``path``, ``size_bytes``, ``num_records``, ``min.…``."""
-        return pa.table(self._table.get_add_actions(flatten=True))
-
-    def paths(self) -> list[str]:
-        found: list[str] = self.files()["path"].to_pylist()
-        return found
-
-    def removed_files(self, hours: int) -> list[str]:
-        """The paths of files that a commit removed longer ago than this, as far as the log knows, and that are
-        there."""
-        return self._table.vacuum(hours, dry_run=True, enforce_retention_duration=False)
-
-    def check_plain(self) -> None:
-        """Raise Unsupported where the rows of the snapshot's files are not the table's."""
-        check_plain_files(self._table, self.label)
-
-    def read(self, columns: Sequence[str], lsn_column: str, first: int, last: int) -> pa.Table:
-        """The rows of the snapshot whose ``lsn_column`` is from ``first`` to ``last``."""
-        files = self.files()
-        least, greatest = f"min.{lsn_column}", f"max.{lsn_column}"
-        if least in files.column_names:  # no file has statistics of it otherwise
-            is_in = (pc.field(least) <= last) & (pc.field(greatest) >= first)
-            files = files.filter(is_in | pc.field(least).is_null() | pc.field(greatest).is_null())
-        lsn = pc.field(lsn_column)
-        paths = files["path"].to_pylist()
-        rows = self._read(paths, dict.fromkeys([*columns, lsn_column]), (lsn >= first) & (lsn <= last))
-        return rows.select(list(columns))
-
-    def rows_of(self, paths: Collection[str]) -> pa.Table:
-        """The rows of these files of the snapshot, all columns. The paths are as in ``files``."""
-        return self._read([path for path in self.paths() if path in paths])
-
-    def _read(
-        self, paths: Iterable[str], names: Iterable[str] | None = None, wanted: pc.Expression | None = None
-    ) -> pa.Table:
-        self.check_plain()
-        schema = pa.schema(self._table.schema().to_arrow())
-        if names is not None:
-            schema = pa.schema([schema.field(name) for name in names])
-        read = (rows_of_file(self.location, path, schema, wanted) for path in paths)
-        return pa.concat_tables([schema.empty_table(), *read])
-
-    def refresh(self) -> None:
-        """Go on from the table as it is now, all of which is on the disk when this returns."""
-        before = self.version
-        self._table.update_incremental()
-        if self.version > before + 1:
-            # What others committed may be other properties.
-            self._described = None
-        self._log.flush_up_to(self.version)
 
 
 def _transactions(versions: Mapping[str, int]) -> list[AppTransaction]:

@@ -25,10 +25,10 @@ from xidstream.pipeline.mirror.erased_base import (
 
 if TYPE_CHECKING:
     from xidstream.pipeline.changelog.slot_log import SlotLog
-    from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, HeldIn
+    from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, StoredColumn
     from xidstream.pipeline.log_tables.erased_rows import Erased
 
-Held = Mapping[str, "Sequence[HeldIn]"]
+StoredColumns = Mapping[str, "Sequence[StoredColumn]"]
 Check = Callable[[], None]
 
 
@@ -43,13 +43,13 @@ class Found(NamedTuple):
 class ErasedStore(Protocol):
     """One table of the log and its base table. All raise StorageFault, OSError and what the format's library raises."""
 
-    def keep_states(self, keys: ErasedKeys, held: Held, check: Check) -> None:
+    def keep_states(self, keys: ErasedKeys, stored_columns: StoredColumns, check: Check) -> None:
         """Keep the states that would go with older versions of the base table, as far as the format can."""
         ...
 
     def erase_rows(self, keys: ErasedKeys, upto: int, check: Check) -> Erased: ...
 
-    def erase_base(self, keys: ErasedKeys, held: Held, check: Check) -> ErasedBase | None:
+    def erase_base(self, keys: ErasedKeys, stored_columns: StoredColumns, check: Check) -> ErasedBase | None:
         """None where there is no base table."""
         ...
 
@@ -58,7 +58,7 @@ class ErasedStore(Protocol):
         does not tell when it was replaced."""
         ...
 
-    def in_base(self, keys: ErasedKeys, held: Held, *, at_once: bool) -> Found: ...
+    def in_base(self, keys: ErasedKeys, stored_columns: StoredColumns, *, at_once: bool) -> Found: ...
 
     def left_in_log(self, paths: list[str]) -> list[str]:
         """Which of these files are there."""
@@ -80,20 +80,20 @@ class DeltaStore:
         self._table = log.log_table(label)[1].location
         self._base = base_location(log.root, label)
 
-    def keep_states(self, keys: ErasedKeys, held: Held, check: Check) -> None:
-        keep_states(self._log, self._label, keys, held, check)
+    def keep_states(self, keys: ErasedKeys, stored_columns: StoredColumns, check: Check) -> None:
+        keep_states(self._log, self._label, keys, stored_columns, check)
 
     def erase_rows(self, keys: ErasedKeys, upto: int, check: Check) -> Erased:
         return erase_rows(self._table, self._label, self._log.application_id, keys, upto, check)
 
-    def erase_base(self, keys: ErasedKeys, held: Held, check: Check) -> ErasedBase | None:
-        return erase_base(self._log.root, self._log.application_id, self._label, keys, held, check)
+    def erase_base(self, keys: ErasedKeys, stored_columns: StoredColumns, check: Check) -> ErasedBase | None:
+        return erase_base(self._log.root, self._log.application_id, self._label, keys, stored_columns, check)
 
     def in_log(self, keys: ErasedKeys, upto: int, recent: Set[str] | None, *, at_once: bool) -> Found:
         return Found(*copies_in_log(self._table, self._label, keys, upto, at_once=at_once))
 
-    def in_base(self, keys: ErasedKeys, held: Held, *, at_once: bool) -> Found:
-        wanted = keys_of_base(self._base, self._label, keys, held)
+    def in_base(self, keys: ErasedKeys, stored_columns: StoredColumns, *, at_once: bool) -> Found:
+        wanted = keys_of_base(self._base, self._label, keys, stored_columns)
         if wanted is None:
             return Found((), ())
         if at_once:

@@ -40,7 +40,7 @@ the log answered it answers still. Where that cannot be, ``tell`` says from wher
 **Again and again.** Each step looks at what is there, and does what is left to do. So a command that was killed
 anywhere is given again, with its ID or with another one, and ends in the same state.
 
-What lies in a parked table's range, or in a transaction that was given up, was never kept (``pipeline.parked``,
+What lies in a parked table's range, or in a skipped transaction, was never kept (``pipeline.parked``,
 ``pipeline.poison``): their records have names, LSNs and reasons, and no value. ``_transactions`` and ``_snapshots``
 have no value either. ``_messages`` has what applications wrote, in a form that nobody but them knows: it is not looked
 at.
@@ -121,7 +121,7 @@ def erase(
     label, found = log.log_table(table)
     _check_server(log, layout)
     # What is wrong with a key is told before anything is waited for.
-    held = rows_of_keys(keys, found.columns, found.properties, label).held
+    stored_columns = rows_of_keys(keys, found.columns, found.properties, label).stored_columns
     before = read_erasure(storage, layout, asked.id)
     if before is not None and (before.table, before.n_keys) != (label, keys.n_keys):
         raise UsageError(
@@ -137,9 +137,9 @@ def erase(
     oldest = log.oldest_lsn(label)
     try:
         store = store_of(log, label)
-        store.keep_states(keys, held, settings.check)
+        store.keep_states(keys, stored_columns, settings.check)
         done = store.erase_rows(keys, int(record.upto_lsn), settings.check)
-        base = store.erase_base(keys, held, settings.check)
+        base = store.erase_base(keys, stored_columns, settings.check)
         copies, cleared = _copies(stores, store, keys, record, settings)
     except Exception as error:
         raise fault_of(error, f"erasing from table {label}") from error
@@ -242,13 +242,13 @@ def _copies(
 ) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
     """What may have such rows, and which files that no commit names have none."""
     _, found = stores.log.log_table(record.table)
-    held = rows_of_keys(keys, found.columns, found.properties, record.table).held
+    stored_columns = rows_of_keys(keys, found.columns, found.properties, record.table).stored_columns
     recent: set[str] | None = None
     if record.erased_at is not None:
         is_recent = now() - record.erased_at < _IN_USE
         recent = {copy.path for copy in record.copies if is_recent and copy.where == LOG}
     of_log = store.in_log(keys, int(record.upto_lsn), recent, at_once=settings.at_once)
-    of_base = store.in_base(keys, held, at_once=settings.at_once)
+    of_base = store.in_base(keys, stored_columns, at_once=settings.at_once)
     copies = [Copy(where, path) for where, each in ((LOG, of_log), (BASE, of_base)) for path in each.copies]
     cleared = [Copy(where, path) for where, each in ((LOG, of_log), (BASE, of_base)) for path in each.cleared]
     return (*copies, *_in_storage(stores, record)), tuple(cleared)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from xidstream.pipeline.changelog.iceberg_bases import IcebergBases
 from xidstream.pipeline.changelog.iceberg_root import IcebergRoot
-from xidstream.pipeline.erasure.erased_store import Check, Found, Held
+from xidstream.pipeline.erasure.erased_store import Check, Found, StoredColumns
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.iceberg.erased_table import IcebergErasedTable, copies_in_log, in_work
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
@@ -23,7 +23,7 @@ from xidstream.pipeline.pg_rules import labelled_table
 
 if TYPE_CHECKING:
     from xidstream.pipeline.changelog.slot_log import SlotLog
-    from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+    from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
     from xidstream.pipeline.log_tables.erased_keys import ErasedKeys
 
 
@@ -37,7 +37,7 @@ class IcebergStore:
         self._key = self._tables.key_of(*name)
         self._base = ErasedIcebergBase(IcebergBases(root.address), self._slot, label)
 
-    def _open(self) -> IcebergTable | None:
+    def _open(self) -> IcebergTableWriter | None:
         return self._tables.open(self._key, self._label)
 
     def _opened(self) -> IcebergErasedTable:
@@ -46,20 +46,20 @@ class IcebergStore:
             raise SinkFailed(f"there is no Iceberg table {self._label}")
         return IcebergErasedTable(found)
 
-    def keep_states(self, keys: ErasedKeys, held: Held, check: Check) -> None:
+    def keep_states(self, keys: ErasedKeys, stored_columns: StoredColumns, check: Check) -> None:
         """None is kept."""
 
     def erase_rows(self, keys: ErasedKeys, upto: int, check: Check) -> Erased:
         return erase_rows(self._opened, self._label, self._slot, keys, upto, check)
 
-    def erase_base(self, keys: ErasedKeys, held: Held, check: Check) -> ErasedBase | None:
-        return self._base.erase(keys, held, check)
+    def erase_base(self, keys: ErasedKeys, stored_columns: StoredColumns, check: Check) -> ErasedBase | None:
+        return self._base.erase(keys, stored_columns, check)
 
     def in_log(self, keys: ErasedKeys, upto: int, recent: Set[str] | None, *, at_once: bool) -> Found:
         return Found(*copies_in_log(self._open, keys, self._label, upto, at_once=at_once, recent=recent))
 
-    def in_base(self, keys: ErasedKeys, held: Held, *, at_once: bool) -> Found:
-        wanted = keys_of(self._base, keys, held)
+    def in_base(self, keys: ErasedKeys, stored_columns: StoredColumns, *, at_once: bool) -> Found:
+        wanted = keys_of(self._base, keys, stored_columns)
         if wanted is None:
             return Found((), ())
         if at_once:
@@ -79,7 +79,7 @@ class IcebergStore:
         return self._base.in_work(known)
 
 
-def _left(table: IcebergTable | None, paths: list[str]) -> list[str]:
+def _left(table: IcebergTableWriter | None, paths: list[str]) -> list[str]:
     if table is None:
         return []
     gone = set(attempt_files.missing(table.location, paths))

@@ -7,7 +7,7 @@ rows (``mirror.erased_base``). All states from there up to the next start would 
 So before anything is erased the oldest version that the log relies on is written into the log, as a fold
 (``changelog.log_fold``), and the rows of the keys are left out on the way. Every change after it is in the log. So it
 answers what that version answered, and what all later ones did. It needs no Spark: a version *is* a state, and is read
-piece by piece.
+chunk by chunk.
 
 - A table has one fold. Only the generation that the cut lies in can have lost its snapshot, and a usable fold of it
   lies at the cut, ahead of every base table that is usable. So there is nothing to take the place of.
@@ -50,7 +50,7 @@ from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import attempt_files, locations
-from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, HeldIn, rows_of_keys
+from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, StoredColumn, rows_of_keys
 from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
@@ -87,12 +87,12 @@ def keep_states(
     log: SlotLog,
     label: str,
     keys: ErasedKeys,
-    held: Mapping[str, Sequence[HeldIn]],
+    stored_columns: Mapping[str, Sequence[StoredColumn]],
     check: Callable[[], None] = lambda: None,
 ) -> Lsn | None:
     """Fold what the oldest states of the table need, without the rows of ``keys``, if the erasure would take it.
     Returns the LSN from which on the fold answers; None where none was needed, or the version has lost files.
-    ``held``: as ``erase_base`` takes it. ``check`` raises where this is to be given up.
+    ``stored_columns``: as ``erase_base`` takes it. ``check`` raises where this is to be given up.
 
     Raises StorageFault, SinkFailed, OSError and what pyarrow and deltalake raise; then nothing is committed, or all of
     it, and it may be called again."""
@@ -108,7 +108,7 @@ def keep_states(
             start = None if writer is None else _relied_on(log, label, writer, generations)
             if writer is None or start is None:
                 return None
-            if not named_rows(log.root, log.application_id, label, keys, held):
+            if not named_rows(log.root, log.application_id, label, keys, stored_columns):
                 return None
             lsn, n_erasures = start.base.lsn, writer.watermark(ERASURES)
             at = log.table_at(label, Lsn(lsn))

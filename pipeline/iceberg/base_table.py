@@ -50,7 +50,7 @@ from pyiceberg.types import ListType, MapType, NestedField, PrimitiveType
 from xidstream.pipeline.errors import Unsupported, UsageError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.iceberg.catalogs import bare
-from xidstream.pipeline.iceberg.iceberg_table import LSN, IcebergTable, name_mapping_of
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
 from xidstream.pipeline.iceberg.staged_commits import (
     MERGES_AT,
@@ -59,6 +59,7 @@ from xidstream.pipeline.iceberg.staged_commits import (
     files_by_path,
     staged_base,
 )
+from xidstream.pipeline.iceberg.table_properties import LSN, name_mapping_of
 from xidstream.pipeline.iceberg.upkeep import remove_files
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.file_rows import rows_of_file
@@ -78,7 +79,7 @@ KEPT: Final = {"gc.enabled": "false", TableProperties.MANIFEST_MIN_MERGE_COUNT: 
 _FIELD_ID: Final = b"PARQUET:field_id"
 
 
-class IcebergBase(IcebergTable):
+class IcebergBase(IcebergTableWriter):
     """``StoredTable`` for one table."""
 
     _found: tuple[int, dict[str, DataFile]] = (NOTHING, {})

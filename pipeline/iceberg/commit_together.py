@@ -5,12 +5,12 @@ of its configuration. One that names no endpoints is asked for what pyiceberg ta
 not among it (Java's client takes it to be): a wrong guess would end a run. pyiceberg (0.12) sends requests of one table
 alone, so its session, its models and its classes of errors are used here, and its addresses.
 
-What one table's commit promises holds for all of them together, by the same code (``IcebergTable.begin``, ``stage``,
-``take``): each table requires that its main branch is still at the snapshot which its watermarks were read from. So
-where somebody else was first in one table, the catalog refuses the request (409), and nothing is visible of any. That
-is looked up: a proxy that sends a request again is refused because the first one was done. Then all manifests are
-removed, all tables are read again, and where everybody's change was harmless, all is sent again. Where the outcome is
-not known (5xx, a lost connection) nothing is removed, and the run reads from the watermarks what has happened.
+What one table's commit promises holds for all of them together, by the same code (``IcebergTableWriter.begin``,
+``stage``, ``take``): each table requires that its main branch is still at the snapshot which its watermarks were read
+from. So where somebody else was first in one table, the catalog refuses the request (409), and nothing is visible of
+any. That is looked up: a proxy that sends a request again is refused because the first one was done. Then all manifests
+are removed, all tables are read again, and where everybody's change was harmless, all is sent again. Where the outcome
+is not known (5xx, a lost connection) nothing is removed, and the run reads from the watermarks what has happened.
 
 Small files are merged after it, in commits of one table each: these bring no row.
 
@@ -51,7 +51,7 @@ from requests import HTTPError, Response
 from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.iceberg.catalog_errors import answering
-from xidstream.pipeline.iceberg.iceberg_table import ATTEMPTS, IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import ATTEMPTS, IcebergTableWriter
 from xidstream.pipeline.iceberg.staged_commits import StagedCommit
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated, TableCommit, Together
 
@@ -92,7 +92,7 @@ class _Together:
         self._root = root
 
     def __call__(self, commits: Sequence[TableCommit]) -> None:
-        tables = [cast(IcebergTable, each.table) for each in commits]
+        tables = [cast(IcebergTableWriter, each.table) for each in commits]
         moved = [
             table.begin(each.files, each.versions, each.marks)
             for table, each in zip(tables, commits, strict=True)
@@ -118,22 +118,22 @@ class _Together:
             raise SnapshotOutdated(self._root)
         reach("iceberg_tables_committed")
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="iceberg-reading") as threads:
-            list(threads.map(IcebergTable.take, tables, staged, moved))
+            list(threads.map(IcebergTableWriter.take, tables, staged, moved))
         for table, each in zip(tables, commits, strict=True):
             table.merge_behind(each.files, each.lsn_column)
 
-    def _were_taken(self, tables: Sequence[IcebergTable], staged: Sequence[StagedCommit]) -> bool:
-        """Whether a request that the catalog has refused was done all the same (``IcebergTable.has``): one that a proxy
-        has sent again loses the race against itself. Raises as ``answering`` where only some tables have it, or it
-        cannot be found out."""
+    def _were_taken(self, tables: Sequence[IcebergTableWriter], staged: Sequence[StagedCommit]) -> bool:
+        """Whether a request that the catalog has refused was done all the same (``IcebergTableWriter.has``): one that a
+        proxy has sent again loses the race against itself. Raises as ``answering`` where only some tables have it, or
+        it cannot be found out."""
         with answering(self._root):
             with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="iceberg-reading") as threads:
-                found = set(threads.map(IcebergTable.has, tables, staged))
+                found = set(threads.map(IcebergTableWriter.has, tables, staged))
             if len(found) > 1:
                 raise CommitStateUnknownException("a commit of several tables was refused, and some have it")
         return True in found
 
-    def _send(self, tables: Sequence[IcebergTable], staged: Sequence[StagedCommit]) -> None:
+    def _send(self, tables: Sequence[IcebergTableWriter], staged: Sequence[StagedCommit]) -> None:
         """Once, or again after a new token. Raises CommitFailedException where nothing of it was done, and what
         ``requests`` and pyiceberg raise."""
         changes = [
@@ -172,7 +172,7 @@ class _Together:
             _handle_non_200_response(error, {404: NoSuchTableError, 409: CommitFailedException, **unknown})
 
 
-def _identifier(table: IcebergTable) -> TableIdentifier:
+def _identifier(table: IcebergTableWriter) -> TableIdentifier:
     *namespace, name = table.loaded.name()
     return TableIdentifier.model_validate({"namespace": namespace, "name": name})
 

@@ -2,7 +2,7 @@
 
 A commit is an *overwrite* with the files that are written anew. It requires the snapshot that was read, and so does
 whatever is in work beside it. A merge, a compaction and a cut are refused then, and a batch or a snapshot of the sink
-is made anew (``IcebergTable._made_from``).
+is made anew (``IcebergTableWriter._made_from``).
 
 A file is read in the names and the types that the table has now, as a merge reads it (``merging``).
 
@@ -41,19 +41,19 @@ from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.small_files import OWN, SNAPSHOT_FILES
 
 if TYPE_CHECKING:
-    from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+    from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
     from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 
 ATTEMPTS: Final = 20
 _LAST_VERSION: Final = 2
 _LSN: Final = "_commit_lsn"
-Open = Callable[[], "IcebergTable | None"]
+Open = Callable[[], "IcebergTableWriter | None"]
 
 
 class IcebergErasedTable:
     """``log_tables.erased_rows.ErasedTable``. Raises as ``IcebergTableSnapshot``."""
 
-    def __init__(self, table: IcebergTable) -> None:
+    def __init__(self, table: IcebergTableWriter) -> None:
         self._table = table
         table.expires = False
         self._snapshot = IcebergTableSnapshot(table)
@@ -153,7 +153,7 @@ def in_work(open_table: Open, upto: int, known: Set[str]) -> list[str]:
     return paths_upto(unnamed, IcebergErasedTable(table).batches, upto)
 
 
-def _expired(open_table: Open, *, at_once: bool) -> IcebergTable | None:
+def _expired(open_table: Open, *, at_once: bool) -> IcebergTableWriter | None:
     """The table without its old snapshots."""
     before_ms = None if at_once else int((time.time() - DELAY_S) * 1000)
     for _ in range(ATTEMPTS):
@@ -171,7 +171,7 @@ def _expired(open_table: Open, *, at_once: bool) -> IcebergTable | None:
     raise StorageFault(f"{title} was changed by others during {ATTEMPTS} attempts to expire snapshots")
 
 
-def named_by_any(table: IcebergTable) -> set[str]:
+def named_by_any(table: IcebergTableWriter) -> set[str]:
     """The files of all snapshots, by their paths below the table."""
     found: set[str] = set()
     seen: set[str] = set()
@@ -184,7 +184,7 @@ def named_by_any(table: IcebergTable) -> set[str]:
     return found
 
 
-def _not_in_newest(table: IcebergTable) -> list[str]:
+def _not_in_newest(table: IcebergTableWriter) -> list[str]:
     newest = files_by_path(table.loaded, table.loaded.current_snapshot())
     there = attempt_files.files_below(table.location)
     return [path for path in there if path.endswith(".parquet") and path not in newest]

@@ -2,10 +2,8 @@
 
 What ``log_table`` promises of every format is kept here so:
 
-- *Watermarks* are properties of the table, ``xidstream.lsn.<application id>``. A commit sets them together with its
-  snapshot, and the snapshot's summary says them once more. The properties outlive the snapshots that brought them, and
-  the commits of other programs. The summaries tell where somebody has set the table back to an older snapshot: then the
-  newest one that speaks of an application id says less than the property (SinkDiverged).
+- *Watermarks* are properties of the table (``table_properties``). A commit sets them together with its snapshot, and
+  the snapshot's summary says them once more.
 - *Read, then commit.* Each commit makes a snapshot, even one without files, and requires that the table's main branch
   is still at the snapshot that the watermarks were read from. So nobody else has come in between.
 - *A lost race.* The table is loaded again. If watermarks and columns are what they were, the winner was harmless (a
@@ -17,11 +15,8 @@ commit that has lost are removed, and so is its metadata; where the outcome is u
 the table is asked (``_was_taken``).
 
 *A file* is named by a ``DataFile`` made from what its writer reports, with the bounds of the LSNs: its footer is not
-read. Files carry no field ids, because a segment is written before its table is known. Columns are found by the
-table's name mapping (``schema.name-mapping.default``), which pyiceberg renews with each change of the columns.
-
-*Which column takes which.* The property ``xidstream.columns`` says of each field id which column of the source it has.
-So a column that a user renames in Iceberg stays the one that its source fills.
+read. Files carry no field ids, because a segment is written before its table is known: the table's name mapping finds
+the columns (``table_properties``).
 
 *Small files* are merged after a commit, in another one (``merging``).
 
@@ -34,8 +29,6 @@ Runs on the driver; no Spark. Safe from any thread, but one at a time.
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -45,7 +38,6 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
 from pyiceberg.table import TableProperties, Transaction
-from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
@@ -54,33 +46,40 @@ from pyiceberg.table.update import (
     RemoveSnapshotsUpdate,
 )
 
-from xidstream.pipeline.errors import SinkDiverged, SinkFailed
+from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.iceberg import expiring
 from xidstream.pipeline.iceberg.catalog_errors import answering
 from xidstream.pipeline.iceberg.durable_io import written
 from xidstream.pipeline.iceberg.expiring import line_of, old_snapshots, superseded
 from xidstream.pipeline.iceberg.iceberg_types import arrow_type, iceberg_type
 from xidstream.pipeline.iceberg.staged_commits import (
-    MANIFEST_BYTES,
     KnownTransaction,
     StagedCommit,
-    data_file,
+    data_file_of,
     files_by_path,
     staged_append,
     staged_overwrite,
     staged_replacement,
 )
+from xidstream.pipeline.iceberg.table_properties import (
+    COLUMNS,
+    LSN,
+    name_mapping_of,
+    properties_of,
+    sources_of,
+    sources_property,
+    versions_property,
+    watermark_of,
+)
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.erased_marks import ERASURES
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated, check_commit
-from xidstream.pipeline.log_tables.relation_history import VERSIONS, VersionSince, recorded_with
+from xidstream.pipeline.log_tables.log_table import SnapshotOutdated, check_commit
+from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.table_metadata import TableMetadata
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
-    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata as IcebergMetadata
     from pyiceberg.table.snapshots import Snapshot
@@ -91,26 +90,16 @@ if TYPE_CHECKING:
     from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
     from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 
-LSN: Final = "xidstream.lsn."
-"""Before an application id: the watermark under it."""
-COLUMNS: Final = "xidstream.columns"
 MERGED: Final = "xidstream.merged"
 """In the summary of a snapshot that replaces small files, and does nothing else."""
-COMMENT: Final = "comment"
 ATTEMPTS: Final = 8
 """Commits after others that were harmless. A compaction is one commit; who commits all the time is no compaction."""
-_FIRST: Final = 1
-"""The sequence number of a table's first snapshot."""
-_FOREIGN: Final = "delta."
-"""What ``TableMetadata`` has for Delta tables alone."""
-
-
 Newest = dict[str, "tuple[IcebergMetadata, str]"]
 """What the handles of one process have made of a table, by its label: the metadata, and where it is. The sink and its
 log of snapshots both commit to ``_transactions``, each second or so. Who begins where the other ended loses no race."""
 
 
-class IcebergTable:
+class IcebergTableWriter:
     """``label`` names the table in errors. ``location`` is where its files are, as ``log_tables`` takes it. ``ranged``
     are the columns whose ranges are told of each file. ``sources``: by field id, which column of the source a column
     has; also of columns that are gone."""
@@ -154,7 +143,7 @@ class IcebergTable:
     def _read(self) -> None:
         """From the metadata that is loaded."""
         self._watermarks: dict[str, int] = {}
-        self.sources = sources = _sources(self._table.properties, self.title)
+        self.sources = sources = sources_of(self._table.properties, self.title)
         self.columns = tuple(
             TableColumn(field.name, arrow_type(field.field_type), sources.get(field.field_id, field.name))
             for field in self._table.schema().fields
@@ -167,32 +156,8 @@ class IcebergTable:
 
         Raises SinkDiverged where the table was set back to an older snapshot."""
         if application_id not in self._watermarks:
-            name = f"{LSN}{application_id}"
-            kept = int(self._table.properties.get(name, NOTHING))
-            summaries, is_whole = self._summaries()
-            # Of an id that no snapshot names, the one that did is expired; or it was before all that there are now.
-            silent = NOTHING if is_whole else kept
-            seen = next((each[name] for each in summaries if name in each), silent)
-            if int(seen) != kept:
-                raise SinkDiverged(
-                    f"{self.title} was set back to an older snapshot: that one holds rows up to {int(seen)}, and the "
-                    f"table has held them up to {kept}. The rows between would be missing for ever",
-                    remedy="set the table's main branch to the snapshot that it had, or give the sink another "
-                    "namespace",
-                )
-            self._watermarks[application_id] = kept
+            self._watermarks[application_id] = watermark_of(self._table, application_id, self.title)
         return self._watermarks[application_id]
-
-    def _summaries(self) -> tuple[list[Mapping[str, str]], bool]:
-        """What the main branch's snapshots say that are not expired, the newest first; whether that is all of them."""
-        snapshots = {each.snapshot_id: each for each in self._table.snapshots()}
-        found: list[Mapping[str, str]] = []
-        at, oldest = self._table.metadata.current_snapshot_id, _FIRST
-        while at is not None and (snapshot := snapshots.get(at)) is not None:
-            found.append(snapshot.summary.additional_properties if snapshot.summary else {})
-            at, oldest = snapshot.parent_snapshot_id, snapshot.sequence_number or 0
-        # Where snapshots are expired, pyiceberg takes the parent from the oldest that is left.
-        return found, at is None and oldest == _FIRST
 
     def read(self, columns: Sequence[str], lsn_column: str, first: int, last: int) -> pa.Table:
         """The rows of the snapshot whose ``lsn_column`` is from ``first`` to ``last``, in the contract's types."""
@@ -214,7 +179,7 @@ class IcebergTable:
             self._table.refresh()
         self._read()
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- what it says of itself ------------------------------------------------------------------------
 
     def take_columns(self, columns: Sequence[TableColumn]) -> None:
         """Add the columns that the table has not, and widen those that have become wider, in a commit of its own,
@@ -235,12 +200,12 @@ class IcebergTable:
         for column in more:
             update.add_column((column.name,), iceberg_type(column.type))
         update.commit()
-        sources = _sources(self._table.properties, self.title)
+        sources = sources_of(self._table.properties, self.title)
         named = {column.name: column.source for column in more}
         for field in transaction.table_metadata.schema().fields:
             if field.name in named:
                 sources[field.field_id] = named[field.name]
-        transaction.set_properties({COLUMNS: _sources_json(sources)})
+        transaction.set_properties({COLUMNS: sources_property(sources)})
         self._alter(transaction)
 
     def describe(self, about: TableMetadata, brought: Sequence[VersionSince] = ()) -> None:
@@ -249,7 +214,7 @@ class IcebergTable:
         if about is self._described and len(brought) <= 1:
             return
         found = self._table.properties
-        wanted = {**properties_of(about), **_versions(found, brought, self.label)}
+        wanted = {**properties_of(about), **versions_property(found, brought, self.label)}
         missing = {key: value for key, value in wanted.items() if found.get(key) != value}
         if TableProperties.DEFAULT_NAME_MAPPING not in found:
             missing[TableProperties.DEFAULT_NAME_MAPPING] = name_mapping_of(self._table.schema())
@@ -319,7 +284,7 @@ class IcebergTable:
         place of these files of the snapshot. After an exception nobody needs them, and they are removed, but for what
         pyiceberg's other threads are still writing: that becomes a leftover."""
         transaction = KnownTransaction(self._table)
-        files = [self._data_file(file, lsn_column) for file in added]
+        files = [data_file_of(self._table, file, lsn_column) for file in added]
         producer = staged_replacement(transaction, files, removed, {MERGED: "true"})
         return self._staged(transaction, producer, self._expire(transaction))
 
@@ -361,7 +326,7 @@ class IcebergTable:
         }
         transaction = KnownTransaction(self._table)
         transaction.set_properties(properties)
-        added = [self._data_file(file, lsn_column) for file in files]
+        added = [data_file_of(self._table, file, lsn_column) for file in files]
         if removed:
             producer = staged_overwrite(transaction, added, self._named(removed), properties)
         else:
@@ -499,14 +464,6 @@ class IcebergTable:
             raise SnapshotOutdated(self.label)
         return [named[path] for path in paths]
 
-    def _data_file(self, file: WrittenFile, lsn_column: str) -> DataFile:
-        bounds = {}
-        if file.max_commit_lsn:
-            bounds[lsn_column] = file.min_commit_lsn, file.max_commit_lsn
-            for each in file.ranges:
-                bounds[each.column] = _number(each.least), _number(each.greatest)
-        return data_file(self._table, file.path, file.size, file.n_rows, bounds)
-
     def _staged(
         self, transaction: Transaction, producer: _SnapshotProducer[Any], expired: Sequence[Snapshot]
     ) -> StagedCommit:
@@ -538,58 +495,3 @@ class IcebergTable:
 def _sequence(metadata: IcebergMetadata) -> int:
     """How many snapshots were made; a table of format version 1 does not say."""
     return int(getattr(metadata, "last_sequence_number", 0))
-
-
-def properties_of(about: TableMetadata) -> dict[str, str]:
-    """The properties of a table that says this of itself."""
-    own = {key: value for key, value in about.properties.items() if not key.startswith(_FOREIGN)}
-    return {COMMENT: about.description, **own} if about.description else own
-
-
-def first_properties(
-    about: TableMetadata, brought: Sequence[VersionSince], sources: Mapping[int, str], label: str
-) -> dict[str, str]:
-    """The properties of a new table."""
-    return {
-        "format-version": "2",
-        TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
-        TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: str(expiring.EXPIRES_EVERY),
-        TableProperties.MANIFEST_MERGE_ENABLED: "true",
-        TableProperties.MANIFEST_TARGET_SIZE_BYTES: str(MANIFEST_BYTES),
-        COLUMNS: _sources_json(sources),
-        **properties_of(about),
-        **_versions({}, brought, label),
-    }
-
-
-def name_mapping_of(schema: Schema) -> str:
-    """The property by which columns are found in files without field ids."""
-    return create_mapping_from_schema(schema).model_dump_json()
-
-
-def _versions(found: Mapping[str, str], brought: Sequence[VersionSince], label: str) -> dict[str, str]:
-    value = recorded_with(found.get(VERSIONS), brought, label)
-    return {} if value is None else {VERSIONS: value}
-
-
-def _sources(properties: Mapping[str, str], title: str) -> dict[int, str]:
-    try:
-        return {int(id_): str(source) for id_, source in json.loads(properties.get(COLUMNS, "{}")).items()}
-    except (ValueError, AttributeError):
-        raise SinkFailed(
-            f"{title}: the property {COLUMNS} is not as this sink writes it",
-            remedy="put the property back as it was, or remove it if no column was renamed",
-        ) from None
-
-
-def _sources_json(sources: Mapping[int, str]) -> str:
-    return json.dumps({str(id_): source for id_, source in sorted(sources.items())}, ensure_ascii=False)
-
-
-def _number(value: int | str) -> int:
-    """A bound of a range, as Delta's logs have it: a timestamp becomes microseconds since 1970."""
-    if isinstance(value, int):
-        return value
-    moment = datetime.datetime.fromisoformat(value.removesuffix("Z")).replace(tzinfo=datetime.timezone.utc)
-    since = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
-    return (moment - since) // datetime.timedelta(microseconds=1)

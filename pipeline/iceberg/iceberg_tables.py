@@ -18,9 +18,10 @@ from xidstream.pipeline.errors import SinkFailed
 from xidstream.pipeline.iceberg.catalog_errors import answering
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress, location_of
 from xidstream.pipeline.iceberg.commit_together import together_of
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest, first_properties, name_mapping_of
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter, Newest
 from xidstream.pipeline.iceberg.iceberg_types import RULES, schema_of
 from xidstream.pipeline.iceberg.merging import Merging
+from xidstream.pipeline.iceberg.table_properties import first_properties, name_mapping_of
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import locations
 from xidstream.pipeline.log_tables.columns import TableColumn
@@ -131,7 +132,7 @@ class IcebergTables:
         parts = None if table is None else labelled_table(table.loaded.properties.get(SOURCE, ""))
         return parts if parts is not None and table_name(*parts) == key else None
 
-    def open(self, key: str, label: str) -> IcebergTable | None:
+    def open(self, key: str, label: str) -> IcebergTableWriter | None:
         """Raises StorageFault where the catalog does not answer, PreconditionMissing where it lets nobody in,
         ConfigError where none is configured."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -157,7 +158,7 @@ class IcebergTables:
         brought: Sequence[VersionSince] = (),
         *,
         marks: Mapping[str, int] = MappingProxyType({}),
-    ) -> IcebergTable:
+    ) -> IcebergTableWriter:
         """A table is made without a snapshot, so it has no ``marks``. Raises as ``open``, and Unsupported where the
         catalog puts tables where no file can be linked or written."""
         found = self.open(key, label)
@@ -221,10 +222,10 @@ class IcebergTables:
             )
         return table
 
-    def _table(self, table: Table, key: str, label: str) -> IcebergTable:
+    def _table(self, table: Table, key: str, label: str) -> IcebergTableWriter:
         own = OF_OWN_TABLES.get(key)
         ranged = ("_commit_lsn",) if own is None else tuple(own.properties[_STATISTICS].split(","))
-        opened = IcebergTable(
+        opened = IcebergTableWriter(
             table, location_of(table.location(), table.io.properties, self.title(label)), label, ranged
         )
         opened.upkeep = self._upkeep

@@ -35,15 +35,15 @@ from pyiceberg.types import LongType
 
 from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.iceberg.catalogs import bare
-from xidstream.pipeline.iceberg.iceberg_table import LSN
 from xidstream.pipeline.iceberg.iceberg_types import RULES, arrow_type
+from xidstream.pipeline.iceberg.table_properties import LSN
 from xidstream.pipeline.log_tables.relation_history import VERSIONS
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
-    from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+    from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 
 _OWNER: Final = "/owner"
 _OWN: Final = ("data-", "snapshot-")
@@ -87,7 +87,7 @@ class IcebergTableSnapshot:
     """What ``table`` was when it was opened. Raises Unsupported where a column's name has meant two of the source's,
     SinkDiverged where the table was set back to an older snapshot: what is missing then, no file tells."""
 
-    def __init__(self, table: IcebergTable) -> None:
+    def __init__(self, table: IcebergTableWriter) -> None:
         self._table = table
         self._loaded: Table = table.loaded
         self.location = table.location

@@ -2,8 +2,8 @@
 
 A batch a second leaves 86,400 files a day in a table, and readers open every one. So after a commit that has made many
 of one size, the same thread writes one file with their rows, and a commit of its own puts it in their place
-(``IcebergTable.replace``). Its snapshot is a *replace*: Iceberg's word for a change of files without a change of rows,
-which readers of increments pass over.
+(``IcebergTableWriter.replace``). Its snapshot is a *replace*: Iceberg's word for a change of files without a change of
+rows, which readers of increments pass over.
 
 New rows of the table are committed before anything is merged. Where the tables of a batch are not committed together,
 its ``_transactions`` comes after their merges: a reader of states gets these rows that much later. A merge that cannot
@@ -51,7 +51,7 @@ from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.log_tables.small_files import MIDDLING, OWN, Gathering, many_small, merge
 
 if TYPE_CHECKING:
-    from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+    from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
     from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 
 SETTING: Final = "xidstream.merge-small-files"
@@ -89,7 +89,7 @@ class Merging:
     def __init__(self) -> None:
         self._states: dict[str, _State] = {}
 
-    def follow(self, table: IcebergTable, added: Sequence[WrittenFile], lsn_column: str) -> None:
+    def follow(self, table: IcebergTableWriter, added: Sequence[WrittenFile], lsn_column: str) -> None:
         """``table`` has just been committed to, with these files. Raises what a commit raises whose outcome is not
         known."""
         state = self._states.setdefault(table.label, _State())
@@ -126,13 +126,15 @@ class Merging:
         state.losses = 0
 
 
-def may_merge(table: IcebergTable) -> bool:
+def may_merge(table: IcebergTableWriter) -> bool:
     """Whether the table's format and its properties allow it."""
     says = table.loaded.properties.get(SETTING, "true").lower()
     return table.loaded.metadata.format_version <= _LAST_VERSION and says != "false"
 
 
-def _write(table: IcebergTable, gathering: Gathering, lsn_column: str, directory: str) -> _Merged | None:
+def _write(
+    table: IcebergTableWriter, gathering: Gathering, lsn_column: str, directory: str
+) -> _Merged | None:
     """None where no class has many. Raises Unsupported for a table whose files are not its rows, and as ``merge``."""
     snapshot = IcebergTableSnapshot(table)
     files = _listed(snapshot.files, lsn_column)
@@ -164,7 +166,7 @@ def _listed(files: Sequence[SnapshotFile], lsn_column: str) -> pa.Table:
     )
 
 
-def _remove(table: IcebergTable, directory: str) -> None:
+def _remove(table: IcebergTableWriter, directory: str) -> None:
     """What cannot be removed is found as a leftover."""
     with suppress(OSError):
         attempt_files.remove(table.location, directory)

@@ -13,6 +13,7 @@ Called by this package alone.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.table.update.snapshot import _SnapshotProducer
+
+    from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 
 
 MANIFEST_BYTES: Final = 1 << 20
@@ -207,6 +210,25 @@ def data_file(
     )
     made.spec_id = table.metadata.default_spec_id
     return made
+
+
+def data_file_of(table: Table, file: WrittenFile, lsn_column: str) -> DataFile:
+    """A file of the log, with the ranges that its writer reports."""
+    bounds: dict[str, tuple[Any, Any]] = {}
+    if file.max_commit_lsn:
+        bounds[lsn_column] = file.min_commit_lsn, file.max_commit_lsn
+        for each in file.ranges:
+            bounds[each.column] = _number(each.least), _number(each.greatest)
+    return data_file(table, file.path, file.size, file.n_rows, bounds)
+
+
+def _number(value: int | str) -> int:
+    """A bound of a range, as Delta's logs have it: a timestamp becomes microseconds since 1970."""
+    if isinstance(value, int):
+        return value
+    moment = datetime.datetime.fromisoformat(value.removesuffix("Z")).replace(tzinfo=datetime.timezone.utc)
+    since = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
+    return (moment - since) // datetime.timedelta(microseconds=1)
 
 
 def _bound(type_: IcebergType, value: Any) -> bytes:

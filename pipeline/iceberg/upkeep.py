@@ -175,8 +175,8 @@ class IcebergUpkeep:
             return None
 
     def _read(self, expired: _Expired) -> None:
-        place, io = expired.table.location(), expired.table.io
-        paths = unnamed_by(expired.metadata, io, expired.snapshots, expired.line, place)
+        location, io = expired.table.location(), expired.table.io
+        paths = unnamed_by(expired.metadata, io, expired.snapshots, expired.line, location)
         due = _Due(self._clock() + self._delay_s, next(self._numbers), io, expired.label, paths)
         with self._changed:
             heapq.heappush(self._due, due)

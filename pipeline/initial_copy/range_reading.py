@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from xidstream.pipeline.decode import NotHeld, decode_copied, text_columns
+from xidstream.pipeline.decode import ValuesDoNotFit, decode_copied, text_columns
 from xidstream.pipeline.errors import SnapshotLost, Unsupported, XidstreamError
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import Conform
@@ -221,7 +221,7 @@ class RangeReader:
                 self._begin(task, lock_wait_ms)
                 self._copy(task, as_text, bounds, files, conform, pace)
                 return files
-            except NotHeld as found:
+            except ValuesDoNotFit as found:
                 self._as_text[relation] = as_text | found.columns
                 self.close()
 

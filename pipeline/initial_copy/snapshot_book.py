@@ -44,7 +44,7 @@ from xidstream.pipeline.snapshot.key_filter import BoundComparison, KeyFilter, R
 from xidstream.pipeline.snapshot.tables import PublishedSource
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import read_progress
-from xidstream.pipeline.storage.skips import rows_left_out
+from xidstream.pipeline.storage.skips import read_skipped_rows
 from xidstream.pipeline.storage.snapshot_record import (
     TakenSnapshot,
     cancel,
@@ -150,8 +150,8 @@ class SnapshotBook:
     ) -> Needs:
         wishes = read_wishes(self._storage, self._layout)
         record = read_progress(self._storage, self._layout)
-        given_up = rows_left_out(self._storage, self._layout)
-        parked = (*(() if record is None else record.parked), *given_up)
+        skipped = read_skipped_rows(self._storage, self._layout)
+        parked = (*(() if record is None else record.parked), *skipped)
         published = {source.relation.relid: source for source in sources}
         by_name = {source.name: source for source in sources}
         self._surveyed = (surveyed_lsn, published)

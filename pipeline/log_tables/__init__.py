@@ -1,4 +1,4 @@
-"""What the tables of a change log have in common, whatever their format: places, columns, files, whose they are.
+"""What the tables of a change log have in common, whatever their format: locations, columns, files, owners.
 
 ``delta`` and ``iceberg`` are the formats. A rule that is the same for both stands here, once. It imports pyarrow, and
 deltalake's file system where an object store is asked. What Spark's executors import of it (``locations``,

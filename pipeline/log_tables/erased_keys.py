@@ -91,7 +91,7 @@ def parse_keys(texts: Sequence[str], lines: Iterable[str] = ()) -> ErasedKeys:
 
 
 @dataclass(frozen=True)
-class HeldIn:
+class StoredColumn:
     """A column of Delta that has values of a source's column, and their PostgreSQL type as ``type_names`` spells it."""
 
     name: str
@@ -109,20 +109,24 @@ class _Group:
 
 
 class RowsOfKeys:
-    """The keys in the types of one table's columns. ``held``: the source's columns → the Delta columns of each, the
-    newest first. ``key``: the columns by which rows of the table are told apart.
+    """The keys in the types of one table's columns. ``stored_columns``: the source's columns → the Delta columns of
+    each, the newest first. ``key``: the columns by which rows of the table are told apart.
 
     Raises UsageError for a value that is none of its column's newest type, and for a type that cannot be compared."""
 
     def __init__(
-        self, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]], key: Sequence[str], table: str
+        self,
+        keys: ErasedKeys,
+        stored_columns: Mapping[str, Sequence[StoredColumn]],
+        key: Sequence[str],
+        table: str,
     ) -> None:
-        self.held = held
+        self.stored_columns = stored_columns
         self.key = tuple(key)
         self._groups = [
             group
             for names, values in keys.by_columns.items()
-            for group in _groups(names, values, held, table)
+            for group in _groups(names, values, stored_columns, table)
         ]
 
     @property
@@ -156,13 +160,15 @@ def rows_of_keys(
     try:
         versions = json.loads(properties.get(VERSIONS) or "[]")
         named = [(Lsn(v["since"]), None if v["key"] is None else tuple(v["key"])) for v in versions]
-        held = _held(columns, versions)
+        stored_columns = _stored_columns_of(columns, versions)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise SinkFailed(
             f"the properties of the Delta table of {label} do not say which columns it has",
             remedy=f"put {VERSIONS} back as it was",
         ) from None
-    ever = {name for _, key in named for name in (held if key is None else key)} or set(held)
+    ever = {name for _, key in named for name in (stored_columns if key is None else key)} or set(
+        stored_columns
+    )
     for names in keys.by_columns:
         if unknown := [name for name in names if name not in ever]:
             raise UsageError(
@@ -177,38 +183,40 @@ def rows_of_keys(
                 remedy="the table has had several keys: give the same rows by each of them, with a --key of its own",
             )
     last = next((key for _, key in reversed(named) if key), None)
-    return RowsOfKeys(keys, held, last or sorted(held), label)
+    return RowsOfKeys(keys, stored_columns, last or sorted(stored_columns), label)
 
 
-def _held(columns: Sequence[TableColumn], versions: Sequence[Mapping[str, Any]]) -> dict[str, list[HeldIn]]:
+def _stored_columns_of(
+    columns: Sequence[TableColumn], versions: Sequence[Mapping[str, Any]]
+) -> dict[str, list[StoredColumn]]:
     by_name = {column.name: column for column in columns if column.name not in _CONTRACT}
-    found: dict[str, dict[str, HeldIn]] = {}
+    found: dict[str, dict[str, StoredColumn]] = {}
     for version in reversed(versions):
         for source, recorded in version["columns"].items():
             name = str(recorded["column"])
             if name in by_name:
                 there = found.setdefault(source, {})
-                there.setdefault(name, HeldIn(name, by_name[name].type, str(recorded["type"])))
+                there.setdefault(name, StoredColumn(name, by_name[name].type, str(recorded["type"])))
     if not versions:
         for column in by_name.values():
-            found.setdefault(column.source, {})[column.name] = HeldIn(column.name, column.type, "")
+            found.setdefault(column.source, {})[column.name] = StoredColumn(column.name, column.type, "")
     return {source: list(there.values()) for source, there in found.items()}
 
 
 def _groups(
     names: tuple[str, ...],
     values: frozenset[tuple[str, ...]],
-    held: Mapping[str, Sequence[HeldIn]],
+    stored_columns: Mapping[str, Sequence[StoredColumn]],
     table: str,
 ) -> Iterable[_Group]:
     for i, name in enumerate(names):
-        newest = held[name][0]
+        newest = stored_columns[name][0]
         if any(_typed(key[i], newest) is None for key in values):
             raise UsageError(
                 f"a value for column {name} of table {table} is none of its type, {newest.pg_type or newest.type}",
                 remedy="write it as PostgreSQL shows it: numbers as they are, all others in single quotes",
             )
-    for columns in itertools.product(*(held[name] for name in names)):
+    for columns in itertools.product(*(stored_columns[name] for name in names)):
         typed = frozenset(
             key
             for texts in values
@@ -237,7 +245,7 @@ def _matches(rows: pa.RecordBatch, group: _Group) -> Any:
 # -- a literal in a type --------------------------------------------------------------------------------
 
 
-def _typed(text: str, column: HeldIn) -> Any:
+def _typed(text: str, column: StoredColumn) -> Any:
     """The value, as Python has it; None where the type has no such value."""
     try:
         return _converted(text, column.type, column.pg_type)

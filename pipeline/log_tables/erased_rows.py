@@ -127,7 +127,7 @@ class ErasedTable(Protocol):
 
     @property
     def ranged(self) -> Collection[str]:
-        """The columns whose ranges are told of each file."""
+        """A commit states the lowest and highest value of these columns for each file."""
         ...
 
     def watermark(self, application_id: str) -> int: ...
@@ -160,8 +160,8 @@ def erase_rows(
     check: Callable[[], None] = lambda: None,
 ) -> Erased:
     """Erase the rows of ``keys`` with a ``_commit_lsn`` up to ``upto`` from the table ``label``. ``slot``: the
-    application id of the one that writes it. ``open_table`` gives the table as it is now. ``check`` raises where it is
-    to be given up.
+    application id of the slot that writes the table. ``open_table`` gives the table as it is now. ``check`` raises
+    where it is to be given up.
 
     Everything up to ``upto`` must be in the table. Raises UsageError, Unsupported, SinkFailed, StorageFault, OSError
     and what pyarrow and the format's library raise; then nothing is committed, or all of it, and it may be called
@@ -308,8 +308,8 @@ class _Erasure:
             for rows in writer.batches(path):
                 n_read += rows.num_rows
                 kept = Conform.of(columns, rows.schema.names)(rows)
-                for piece in _without(kept, keys, self._upto, self._fold_lsn, patched):
-                    files.write(piece)
+                for chunk in _without(kept, keys, self._upto, self._fold_lsn, patched):
+                    files.write(chunk)
             if n_read != n:
                 raise SinkFailed(f"{writer.title}: a file has not the rows that the table says")
             file.new, file.gone, file.patches = files.close(), own, patched
@@ -404,7 +404,7 @@ class _Partners:
         for path, row in self._rows(near - self._gone.keys()):
             (lsn, seq), kind = _position_of(row), row["_change_type"]
             if kind == _POSTIMAGE and self._gone.get((lsn, seq - 1)) == _PREIMAGE:
-                found[lsn, seq] = path, {"_change_type": _INSERT, **self._filled(row)}
+                found[lsn, seq] = path, {"_change_type": _INSERT, **self._completed(row)}
             elif kind == _PREIMAGE and self._gone.get((lsn, seq + 1)) == _POSTIMAGE:
                 found[lsn, seq] = path, {"_change_type": _DELETE}
         return found
@@ -421,12 +421,12 @@ class _Partners:
                 for i in _indexes_in(rows, positions):
                     yield path, rows.slice(i, 1).to_pylist()[0]
 
-    def _filled(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _completed(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The values that the row lacks, from the erased rows of the key that it had before."""
         lacking = list(row["_unchanged"] or ())
         if not lacking:
             return {}
-        filled: dict[str, Any] = {}
+        completed: dict[str, Any] = {}
         texts = dict(row["_text"] or ())
         lsn, seq = _position_of(row)
         before = self._preimage_at((lsn, seq - 1))
@@ -436,11 +436,11 @@ class _Partners:
             if source is None:
                 continue  # nobody knows it
             lacking.remove(name)
-            for column in self._keys.held[name]:
-                filled[column.name] = source.get(column.name)
-            if name in (held := dict(source["_text"] or ())):
-                texts[name] = held[name]
-        return {**filled, "_unchanged": lacking or None, "_text": list(texts.items()) or None}
+            for column in self._keys.stored_columns[name]:
+                completed[column.name] = source.get(column.name)
+            if name in (texts_there := dict(source["_text"] or ())):
+                texts[name] = texts_there[name]
+        return {**completed, "_unchanged": lacking or None, "_text": list(texts.items()) or None}
 
     def _last_with(self, name: str, departure: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The row that had the column's value last, when the row left the key of the old row ``departure``; None where
@@ -467,12 +467,15 @@ class _Partners:
         return self._preimages[position]
 
     def _history(self, key: tuple[str, ...]) -> list[dict[str, Any]]:
-        """All rows of one key, in order: those that are erased, and those of a third key, which are looked for."""
+        """All rows of one key, in order. The rows of erased keys are at hand; those of another key are looked for."""
         if key not in self._histories:
             names = tuple(sorted(self._keys.key))
             values = tuple(key[self._keys.key.index(name)] for name in names)
             wanted = RowsOfKeys(
-                ErasedKeys({names: frozenset({values})}), self._keys.held, self._keys.key, self._label
+                ErasedKeys({names: frozenset({values})}),
+                self._keys.stored_columns,
+                self._keys.key,
+                self._label,
             )
             found = []
             for path in self._listed["path"].to_pylist():
@@ -484,7 +487,7 @@ class _Partners:
     def _key_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         found = []
         for name in self._keys.key:
-            values = (row.get(column.name) for column in self._keys.held[name])
+            values = (row.get(column.name) for column in self._keys.stored_columns[name])
             value = next((value for value in values if value is not None), None)
             found.append(f"\\x{value.hex()}" if isinstance(value, bytes) else str(value))
         return tuple(found)

@@ -72,14 +72,15 @@ class GenerationLines:
         self._application_id = application_id
         self._ownership = ownership
         self._last: deque[LogTableWriter] = deque(maxlen=1)
-        """``_snapshots``, as the last ``add`` has left it: the next one need not open it, which takes longer with each
-        table whose snapshot is taken. Whoever commits in between has that one refused, and then it is opened."""
+        """The handle of ``_snapshots`` after the last ``add``. The next ``add`` need not open the table, which takes
+        longer with each snapshot in it. If somebody else has committed meanwhile, the commit is refused, and the table
+        is opened again."""
 
     def all(self, makes: bool) -> list[GenerationLine]:
         """The last state of each generation, by table and number; of all slots that write below this root.
 
-        ``makes``: make ``_snapshots`` where it is not, as a run must that may add lines. After this, whoever had the
-        slot before adds none. A run that takes no snapshots leaves no table behind that says so.
+        ``makes``: make ``_snapshots`` where it is not, as a run must that may add lines. From then on an earlier owner
+        of the slot can add none. A run that takes no snapshots leaves no table behind that says so.
         """
 
         def read() -> list[GenerationLine]:
@@ -103,8 +104,10 @@ class GenerationLines:
         return guarded(self._tables, locations.SNAPSHOTS, read)
 
     def add(self, lines: Sequence[tuple[dict[str, Any], dict[str, Any] | None]]) -> None:
-        """The lines of generations that have finished, of a table each, and of those that end at once the line that
-        says so, in one commit. A line that is there already is left out."""
+        """Add the lines of finished generations, of a table each, in one commit.
+
+        The second line of a pair ends its generation at once. A line that is there already is left out.
+        """
 
         def add() -> None:
             # It may be older than the table is: no row of it is looked at.

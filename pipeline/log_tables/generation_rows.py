@@ -1,7 +1,7 @@
-"""The rows of ``_snapshots``: what is told of a generation, and what ends one in the place of a batch.
+"""The rows of ``_snapshots``: the lines of a generation, and the events of the stream that end one.
 
-Two things of the stream end generations there and then: a table that is parked, and DDL. Each is a ``Spoiler``. The
-sink ends what it spoils before ``_transactions`` says that the batch is whole, so nobody reads it in between.
+Two events of the stream end generations at their position: a table is parked, or DDL changes it. Each is a ``Spoiler``.
+The sink ends what it spoils before ``_transactions`` says that the batch is whole, so nobody reads it in between.
 
 Plain values. Used by ``snapshot_log`` and ``generation_lines``.
 """
@@ -75,8 +75,8 @@ def ddl_spoiler(ddl: Ddl) -> Spoiler:
 def spoiled_rows(
     rows: Sequence[Mapping[str, Any]], spoilers: Sequence[Spoiler], newest: int, proven: Callable[[], int]
 ) -> list[dict[str, Any]]:
-    """The lines that end those of one table's generations that stand where something ends them: whose successor does
-    not begin before that. The last one is ours if it has the number ``newest``."""
+    """The lines that end generations of one table: each generation that stands at a spoiler's position, because its
+    successor does not begin before that. The last one is ours if it has the number ``newest``."""
     ended = {row["place"] for row in rows if row["state"] == GenerationState.ENDED.value}
     finished = [row for row in rows if row["state"] == GenerationState.FINISHED.value]
     finished.sort(key=lambda row: row["place"])

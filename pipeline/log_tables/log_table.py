@@ -9,7 +9,7 @@ What a format promises:
   they speak of, or not at all.
 - A ``LogTableWriter`` shows one snapshot of its table. Watermarks are read from it, and a commit succeeds only where
   none of them has been moved since. So no interleaving of two runs writes a row twice (``SnapshotOutdated``).
-- After a failure the handle is of no further use. A new one shows what did happen.
+- After a failure the handle must not be used again. A new one shows what did happen.
 - What a commit made is durable when the call returns.
 - Where a format can commit several tables in one step (``LogTables.together``), that is one commit: all of the tables
   have it, or none has.
@@ -55,7 +55,7 @@ class LogTableWriter(Protocol):
 
     @property
     def ranged(self) -> Collection[str]:
-        """The columns whose ranges are told of each file."""
+        """A commit states the lowest and highest value of these columns for each file."""
         ...
 
     def watermark(self, application_id: str) -> int:
@@ -63,8 +63,8 @@ class LogTableWriter(Protocol):
         ...
 
     def take_columns(self, columns: Sequence[TableColumn]) -> None:
-        """Have the table take files with these columns: its own, of which some may be wider, and more behind them.
-        Idempotent."""
+        """Make the table ready for files with these columns. The first are its own, some perhaps with a wider type; new
+        ones follow. Idempotent."""
         ...
 
     def describe(self, about: TableMetadata, brought: Sequence[VersionSince] = ()) -> None:
@@ -82,7 +82,7 @@ class LogTableWriter(Protocol):
     ) -> None:
         """Append ``files`` and move the watermarks ``versions`` (application id -> commit LSN), atomically.
 
-        ``marks`` are versions that may also stay as they are. A format may merge small files beside it, if the caller
+        ``marks`` are watermarks that may also stay as they are. A format may merge small files beside it, if the caller
         ``merges``. Raises SnapshotOutdated where somebody moved one of the versions since the snapshot, or changed
         something else that matters; UsageError where a version would not rise; SinkFailed where two of ``files`` are
         the same file."""
@@ -117,8 +117,8 @@ class TableCommit:
 
 
 Together = Callable[[Sequence[TableCommit]], None]
-"""Makes commits of several tables, each table's one, in one step: all, or none. Raises as ``LogTableWriter.commit``.
-SnapshotOutdated says that one of the tables is; all handles are of no further use then."""
+"""Commits to several tables in one step, one commit a table: all of them, or none. Raises as ``LogTableWriter.commit``.
+SnapshotOutdated means that one of the tables is outdated; no handle may be used after it."""
 
 
 class LogTables(Protocol):
@@ -134,7 +134,7 @@ class LogTables(Protocol):
         ...
 
     def key_of(self, schema: str, table: str) -> str:
-        """The key of a source's table. Those of the sink's own are ``locations.TRANSACTIONS`` and so on."""
+        """The key of a source's table. The sink's own tables have the keys ``locations.TRANSACTIONS`` and so on."""
         ...
 
     def about(self, relation: RelationVersion) -> TableMetadata:

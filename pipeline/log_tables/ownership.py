@@ -90,7 +90,7 @@ class Ownership:
         )
 
     def claim(self, writer: LogTableWriter) -> None:
-        """Leave this run's number in the table. Whoever had the slot before commits nothing to it after that."""
+        """Leave this run's number in the table. From then on an earlier owner of the slot can commit nothing to it."""
         if self.owner_of(writer, self._application_id) < self._tenure.number:
             writer.commit([], {}, marks=self.marks)
 
@@ -119,9 +119,9 @@ class Ownership:
     def check_repeated(
         self, writer: LogTableWriter, transactions: pa.Table, above: int = 0, prefix: str = ""
     ) -> None:
-        """Check that the table has those of ``transactions`` (TRANSACTIONS_SCHEMA) that have rows, and lie above the
-        LSN ``above`` and not above the table's watermark. Its columns have the same names after ``prefix``. Raises
-        SinkDiverged."""
+        """Check that the table has the repeated transactions: of ``transactions`` (TRANSACTIONS_SCHEMA) all that have
+        rows, lie above the LSN ``above``, and not above the table's watermark. Its columns have the same names after
+        ``prefix``. Raises SinkDiverged."""
         watermark = writer.watermark(self._application_id)
         lsns = transactions["commit_lsn"]
         # What the run has cut itself is not there any more.

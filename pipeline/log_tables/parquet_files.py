@@ -80,7 +80,8 @@ class ColumnRange(NamedTuple):
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """``path`` is relative to the table's directory, in ASCII, and safe in a URI. The LSNs are those of its rows."""
+    """``path`` is relative to the table's directory, in ASCII, and safe in a URI. The LSNs are the lowest and highest
+    commit LSN of its rows."""
 
     path: str
     size: int
@@ -95,7 +96,7 @@ class Directory(Protocol):
     """Where files are written: a ``Location``, or a folder of the storage (``storage.stored_folder``)."""
 
     def create(self, path: str) -> pa.NativeFile:
-        """A new file, relative to this place. Raises OSError or StorageFault."""
+        """A new file, relative to this directory. Raises OSError or StorageFault."""
         ...
 
     def sync(self, paths: Iterable[str]) -> None:
@@ -106,10 +107,10 @@ class Directory(Protocol):
 class ParquetFiles:
     """Writes record batches of one schema to as many files as they need. Not thread-safe.
 
-    ``lsn_column`` is the column of the commit LSNs. ``ranged`` are others whose ranges are reported, as far as they are
-    of whole numbers, dates or timestamps from year 1 to 9999. A row group ends at ``group_rows``, by default
-    ``ROW_GROUP_ROWS``. ``close`` returns the finished files. After an exception the files stay behind, and nobody
-    reports them.
+    ``lsn_column`` is the column of the commit LSNs. ``ranged`` are further columns whose ranges are reported, if they
+    hold whole numbers, dates or timestamps from year 1 to 9999. A row group ends at ``group_rows``, by default
+    ``ROW_GROUP_ROWS``. ``close`` returns the finished files. After an exception the files stay where they are, and are
+    not returned.
     """
 
     def __init__(
@@ -197,8 +198,8 @@ class ParquetFiles:
                     write_statistics=statistics_leaves(self._schema),
                     store_schema=False,
                 )
-            for piece in halved(table, _PAGE_BYTES):
-                self._writer.write_table(piece, row_group_size=max(ROW_GROUP_ROWS, piece.num_rows))
+            for chunk in halved(table, _PAGE_BYTES):
+                self._writer.write_table(chunk, row_group_size=max(ROW_GROUP_ROWS, chunk.num_rows))
             assert self._sink is not None
             written = self._sink.tell()
         except OSError as error:

@@ -1,8 +1,9 @@
 """Small files of tables in S3, each put by one request.
 
 deltalake's file system uploads every file in parts, however small: three requests where one would do, and it has no
-option for that. The store bills each of them. So what is written is held until it is known to be small, and boto3 puts
-it then. What grows beyond ``SMALL_BYTES`` goes to deltalake's upload, in which that would have been the first part.
+option for that. The store bills each of them. So what is written is buffered until it is known to be small, and boto3
+puts it then. What grows beyond ``SMALL_BYTES`` goes to deltalake's upload, in which that would have been the first
+part.
 
 boto3 is an optional dependency (``pip install xidstream[s3]``), and another client than the one that commits. So it is
 used only where all that it is told means to it what it means to deltalake: keys, a region, an endpoint. Any other
@@ -28,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 SMALL_BYTES: Final = 5 << 20
-_PIECE_BYTES: Final = 512 << 10
+_CHUNK_BYTES: Final = 512 << 10
 _SCHEMES: Final = ("s3", "s3a")
 _REFUSED: Final = frozenset({400, 401, 403, 405, 411, 501})
 """Answers that the next file would get, too."""
@@ -42,7 +43,7 @@ _SAME_HERE: Final = _SAME.union(
     ("container_credentials_relative_uri", "container_credentials_full_uri", "ec2_metadata_disabled"),
     ("ca_bundle", "max_attempts", "retry_mode", "execution_env", "pager", "default_output"),
 )
-"""Names of the environment, without ``AWS_``: where both clients look for what no option says, and what is of no
+"""Variables of the environment, without ``AWS_``. Both clients read them alike where no option is given, or they do not
 matter to an object."""
 
 
@@ -63,7 +64,9 @@ def small_put(
         return None
     # As deltalake names it, which decodes the path of a table's URI.
     key = f"{unquote(parts.path)}/{path}".lstrip("/")
-    return pa.PythonFile(_HeldFile(lambda content: puts.put(parts.netloc, key, content), upload), mode="w")
+    return pa.PythonFile(
+        _BufferedFile(lambda content: puts.put(parts.netloc, key, content), upload), mode="w"
+    )
 
 
 def endpoint_of(options: Mapping[str, str]) -> str | None:
@@ -130,13 +133,13 @@ def _puts(options: frozenset[tuple[str, str]], endpoint: str | None) -> _Puts:
     return _Puts(dict(options), endpoint)
 
 
-class _HeldFile:
+class _BufferedFile:
     """What ``pa.PythonFile`` writes to."""
 
     def __init__(self, put: Callable[[bytes], bool], upload: Callable[[], pa.NativeFile]) -> None:
         self._put = put
         self._open = upload
-        self._held = bytearray()
+        self._buffered = bytearray()
         self._upload: pa.NativeFile | None = None
         self._n_bytes = 0
         self.closed = False
@@ -146,8 +149,8 @@ class _HeldFile:
         if self._upload is not None:
             self._send(content)
         else:
-            self._held += content
-            if len(self._held) > SMALL_BYTES:
+            self._buffered += content
+            if len(self._buffered) > SMALL_BYTES:
                 self._begin_upload()
         return len(content)
 
@@ -161,20 +164,20 @@ class _HeldFile:
         if self.closed:
             return
         self.closed = True
-        if self._upload is None and not self._put(bytes(self._held)):
+        if self._upload is None and not self._put(bytes(self._buffered)):
             self._begin_upload()
         if self._upload is not None:
             self._upload.close()
 
     def _begin_upload(self) -> None:
-        self._upload = pa.BufferedOutputStream(self._open(), 2 * _PIECE_BYTES)
-        self._send(self._held)
-        self._held = bytearray()
+        self._upload = pa.BufferedOutputStream(self._open(), 2 * _CHUNK_BYTES)
+        self._send(self._buffered)
+        self._buffered = bytearray()
 
     def _send(self, content: bytes | bytearray | pa.Buffer) -> None:
         # deltalake's file takes bytes alone. Arrow makes them of what it has buffered, and of nothing larger.
         assert self._upload is not None
         rest = memoryview(content)
         while rest:
-            self._upload.write(rest[:_PIECE_BYTES])
-            rest = rest[_PIECE_BYTES:]
+            self._upload.write(rest[:_CHUNK_BYTES])
+            rest = rest[_CHUNK_BYTES:]

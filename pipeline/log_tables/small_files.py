@@ -81,7 +81,7 @@ class Gathering:
 
     @property
     def is_due(self) -> bool:
-        """Whether ``many_small`` may find some: nobody has looked yet, or one class has many."""
+        """Whether ``many_small`` may find some: the files were not counted yet, or one class has many."""
         if self._counts is None:
             return True
         return any(n >= each.many for n, each in zip(self._counts, self.classes, strict=True))

@@ -73,8 +73,8 @@ Carry = Callable[[str, Carrying, SnapshotOutput], tuple[WrittenFile, ...] | None
 
 
 class SnapshotLog:
-    """One for each claim of the sink: it knows what it was told of parked tables and of DDL, at the claim and since.
-    ``begins_at``: the sink's watermark then. ``carry``: None where there is no Spark, or no state.
+    """One object for each claim of the sink. It keeps the parked tables and the DDL that it has heard of, at the claim
+    and since. ``begins_at``: the sink's watermark at the claim. ``carry``: None where there is no Spark, or no state.
 
     Raises Superseded, SinkDiverged, StorageFault and SinkFailed from every method."""
 
@@ -274,11 +274,11 @@ class SnapshotLog:
     def lay_out(
         self, found: Sequence[tuple[RelationVersion, Lsn]], witnessed: Witnessed | None = None
     ) -> None:
-        """Have each table say that it has these columns from that LSN on, or from the DDL that made them where its
-        place is known. After what is proven, and before that, nobody knows them.
+        """Have each table record that it has these columns from that LSN on, or from the DDL that made them, where its
+        LSN is known. Between the proven LSN and this one the columns are unknown.
 
-        Then ``_transactions`` says that all is whole up to there, and that tables have another layout. What is told
-        already is not told again."""
+        Then ``_transactions`` records that all is whole up to there, and that tables have another layout. A repeated
+        call changes nothing."""
         for relation, found_lsn in found:
             guarded(
                 self._tables, relation.name, partial(self._lay_out_one, relation, int(found_lsn), witnessed)
@@ -307,10 +307,11 @@ class SnapshotLog:
         return self._marks.n_commits
 
     def reach(self, lsn: Lsn) -> None:
-        """Have ``_transactions`` say that all up to ``lsn`` is in the tables, though no transaction says so.
+        """Have ``_transactions`` record that the tables have everything up to ``lsn``, though no transaction ends
+        there.
 
-        Only for a position that the slot is confirmed to, and that no commit to come has. In a quiet database a
-        snapshot would be valid from after the newest commit of the log, and nobody could read its table.
+        Only for a position up to which the slot is confirmed, and that no later commit can have. Without it, in a quiet
+        database, a snapshot would be valid only after the newest commit of the log, and its table could not be read.
         """
         self._marks.reach(lsn)
 

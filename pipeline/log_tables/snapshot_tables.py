@@ -40,9 +40,9 @@ class SnapshotOutput:
 
 @dataclass(frozen=True)
 class Carrying:
-    """The rows that a repair does not read: those of generation ``number`` as a snapshot with ``bounds`` sees them, in
-    the columns of ``relation``, but for those that meet all of ``only``. ``first_seq``: no row that was read has this
-    ``_seq``, nor a higher one."""
+    """The rows that a repair does not read from the server. They are the rows of generation ``number``, as a snapshot
+    with ``bounds`` sees them, in the columns of ``relation``, without the rows that meet all of ``only``.
+    ``first_seq``: no row that was read has this ``_seq``, nor a higher one."""
 
     relation: RelationVersion
     number: int
@@ -53,8 +53,8 @@ class Carrying:
 
 @dataclass(frozen=True)
 class GenerationLine:
-    """``table``: ``schema.table``. ``place`` and ``valid_from`` are LSNs. ``is_ours``: whether a run of this slot has
-    told it, and none told later of its table."""
+    """``table``: ``schema.table``. ``place`` and ``valid_from`` are LSNs. ``is_ours``: whether it is the last
+    generation of its table that a run of this slot added."""
 
     table: str
     relid: int
@@ -67,8 +67,8 @@ class GenerationLine:
 
 @dataclass(frozen=True)
 class Proven:
-    """``lsn``: up to where readers may read. ``ended``: what the stream's DDL has ended since this was told last, and
-    why; the lines are as they were before."""
+    """``lsn``: up to where readers may read. ``ended``: the generations that the stream's DDL has ended since the last
+    call, each as it was before, and why."""
 
     lsn: Lsn
     ended: tuple[tuple[GenerationLine, str], ...] = ()
@@ -82,8 +82,8 @@ class SnapshotTables(Protocol):
         """When a run begins: remove what an earlier one had read, if nothing can come of it any more."""
 
     def lines(self, makes: bool) -> list[GenerationLine]:
-        """The last state of each generation, by table and number. ``makes``: a run that may add lines asks. After
-        this, whoever had the slot before adds none."""
+        """The last state of each generation, by table and number. ``makes``: a run that may add lines asks. From then
+        on an earlier owner of the slot can add none."""
 
     def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
         """Where the files of a table are to be written, whose snapshot is at ``snapshot_lsn``."""

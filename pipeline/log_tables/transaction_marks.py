@@ -46,7 +46,7 @@ class TransactionMarks:
         """The table as it was last read or committed to, which is once a second. None after a failure."""
 
     def reach(self, lsn: Lsn, marks: Mapping[str, int] | None = None) -> None:
-        """The log is whole up to ``lsn``; ``marks`` move in the same commit. What is told already is not told again."""
+        """The log is whole up to ``lsn``; ``marks`` move in the same commit. A repeated call changes nothing."""
         self._move({self._application_id: int(lsn), **(marks or {})})
 
     def prove(self, lsn: Lsn) -> None:

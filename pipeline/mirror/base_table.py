@@ -173,8 +173,8 @@ class BaseTable:
         return None if found is None else datetime.datetime.fromisoformat(json.loads(found)["since"])
 
     def leave_out(self, reason: str | None) -> None:
-        """Say in the table itself why it is not kept up any more, for whoever reads it alone; None: it is, again. No
-        commit where it says so already."""
+        """Record in the table why it is not refreshed any more, for readers that open the table alone. None: it is
+        refreshed again. Nothing is committed if the table says so already."""
         found = self._writer.property_of(LEFT_OUT)
         if reason is None and found is None:
             return

@@ -56,7 +56,7 @@ from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.mirror import rewrite
 from xidstream.pipeline.mirror.base_table import BaseFacts, BaseTable, MirrorMarks
 from xidstream.pipeline.mirror.catalog import Registered, Registration
-from xidstream.pipeline.mirror.pieces import THREADS
+from xidstream.pipeline.mirror.file_chunks import THREADS
 from xidstream.pipeline.mirror.refresh import Answer, TableRefresh, TableRefresher, directory_of
 from xidstream.pipeline.mirror.table_folder import Vacuumed
 from xidstream.pipeline.mirror.vacuum import VacuumedDeltaTables, VacuumedTables, vacuum_tables
@@ -71,12 +71,12 @@ if TYPE_CHECKING:
 Generations: TypeAlias = Mapping[str, list[TableGeneration]]
 
 ATTEMPTS: Final = 4
-"""How often a refresh or a vacuum is tried, in the face of others' commits. Each failure means that another mirror got
-through, which ends soon."""
+"""How often a refresh or a vacuum is tried when others commit at the same time. Each failure means that another mirror
+committed first, which ends soon."""
 _PORTION: Final = 4 * THREADS
 """So many tables are tried between two looks at the manifest."""
 _POLL_S: Final = 0.2
-"""How often whoever waits for the other one looks whether it is given up."""
+"""A refresh that waits for a vacuum, or the reverse, looks so often whether it was cancelled."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,12 @@ class BaseTables:
         return 0 if self._manifest is None else self._manifest.owner
 
     def refresh(
-        self, session: GetSession, is_given_up: Callable[[], bool] = lambda: False
+        self, session: GetSession, is_cancelled: Callable[[], bool] = lambda: False
     ) -> Refreshed | None:
         """None where there is nothing new. ``session`` is asked for where a table is too large for this process. Raises
-        ComponentLost where ``is_given_up`` says so, which is asked now and then; Spark's jobs are the caller's to
+        ComponentLost where ``is_cancelled`` says so, which is asked now and then; Spark's jobs are the caller's to
         cancel."""
-        check = _check_of(is_given_up, "the refresh of base tables was given up")
+        check = _check_of(is_cancelled, "the refresh of base tables was given up")
         try:
             with self._alone(check):
                 for _ in range(ATTEMPTS):
@@ -166,9 +166,9 @@ class BaseTables:
             raise fault_of(error, "refreshing the base tables") from error
         raise StorageFault(f"base tables were changed by others during {ATTEMPTS} attempts to refresh them")
 
-    def vacuum(self, retention_s: float, is_given_up: Callable[[], bool] = lambda: False) -> Vacuumed:
+    def vacuum(self, retention_s: float, is_cancelled: Callable[[], bool] = lambda: False) -> Vacuumed:
         """Remove what no reader needs who takes up to ``retention_s``. Raises ComponentLost as ``refresh``."""
-        check = _check_of(is_given_up, "the removal of what base tables no longer need was given up")
+        check = _check_of(is_cancelled, "the removal of what base tables no longer need was given up")
         retention = datetime.timedelta(seconds=retention_s)
         try:
             with self._alone(check):
@@ -187,11 +187,11 @@ class BaseTables:
             f"base tables were changed by others during {ATTEMPTS} attempts to remove old files"
         )
 
-    def register(self, is_given_up: Callable[[], bool] = lambda: False) -> Registered:
+    def register(self, is_cancelled: Callable[[], bool] = lambda: False) -> Registered:
         """Have the catalog name what the last refresh named. From one thread at a time, beside refreshes, too: it takes
         no lock. Raises XidstreamErrors, ComponentLost as ``refresh``; the next call begins anew."""
         assert self._registration is not None, "there is no catalog"
-        check = _check_of(is_given_up, "registering the base tables was given up")
+        check = _check_of(is_cancelled, "registering the base tables was given up")
         if self._named is None:
             return Registered()
         application_id, lines = self._named
@@ -330,9 +330,9 @@ def _portions(tables: Sequence[TableAt]) -> Iterator[Sequence[TableAt]]:
         yield tables[i : i + _PORTION]
 
 
-def _check_of(is_given_up: Callable[[], bool], message: str) -> Callable[[], None]:
+def _check_of(is_cancelled: Callable[[], bool], message: str) -> Callable[[], None]:
     def check() -> None:
-        if is_given_up():
+        if is_cancelled():
             raise ComponentLost(message)
 
     return check
@@ -345,9 +345,9 @@ def _untouched(
     lines: Iterable[ManifestLine],
     lsn: Lsn,
 ) -> Iterator[ManifestLine]:
-    """The lines of tables that the log has nothing new of, by its transactions alone: hundreds of tables that nobody
-    changes are not looked at. After a change of columns every table is, because no transaction tells it. The version
-    that is named must be the table's newest: the log of another may go."""
+    """The lines of tables without new rows in the log. Its transactions alone tell it, so hundreds of unchanged tables
+    are not opened. After a change of columns every table is opened, because no transaction names it. The version in a
+    line must be the table's newest: the log of an older one may be removed."""
     lines = list(lines)
     if not lines or log.laid_out_lsn > lines[0].lsn:
         return

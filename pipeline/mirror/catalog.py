@@ -91,10 +91,10 @@ class Catalog(Protocol):
     """Raises XidstreamErrors alone. ``str``: as the setting names it."""
 
     def uri_of(self, table: Location) -> str:
-        """The place, as the catalog's engines name it."""
+        """The table's folder, as the catalog's engines name it."""
 
     def tables(self) -> list[CatalogTable]:
-        """All entries, also those of others."""
+        """All entries, also those that other programs made."""
 
     def put(self, table: CatalogTable, *, instead_of: CatalogTable | None) -> None:
         """Make the entry, or change the one of this name, which was ``instead_of``, and which is made where it is gone.

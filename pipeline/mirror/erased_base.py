@@ -1,4 +1,4 @@
-"""A base table without the rows of erased keys: its files written anew, and the manifest's lines of before taken back.
+"""A base table without the rows of erased keys: its files written anew, and the manifest's older lines taken back.
 
 The log comes first (``log_tables.erased_rows``). Then, in this order:
 
@@ -41,7 +41,7 @@ from xidstream.pipeline.changelog.manifest import ManifestWriter, base_of, read_
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables import attempt_files, locations
-from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
+from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, RowsOfKeys, StoredColumn
 from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import NOTHING, SnapshotOutdated
@@ -77,18 +77,21 @@ def base_location(root: Location, label: str) -> Location:
 
 
 def keys_of_base(
-    location: Location, label: str, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]
+    location: Location, label: str, keys: ErasedKeys, stored_columns: Mapping[str, Sequence[StoredColumn]]
 ) -> RowsOfKeys | None:
-    """The keys in the types of a base table; None where there is no base table. ``held``: of the log's table."""
+    """The keys in the types of a base table; None where there is no base table. ``stored_columns``: of the log's
+    table."""
     writer = DeltaBase.open(location, label)
-    return None if writer is None else keys_in(writer, keys, held)
+    return None if writer is None else keys_in(writer, keys, stored_columns)
 
 
-def keys_in(writer: StoredTable, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]) -> RowsOfKeys:
+def keys_in(
+    writer: StoredTable, keys: ErasedKeys, stored_columns: Mapping[str, Sequence[StoredColumn]]
+) -> RowsOfKeys:
     there = {column.name: column.type for column in writer.columns}
     mine = {
-        name: [HeldIn(name, there[name], columns[0].pg_type)]
-        for name, columns in held.items()
+        name: [StoredColumn(name, there[name], columns[0].pg_type)]
+        for name, columns in stored_columns.items()
         if name in there
     }
     # A base table has the columns of now. Keys by a column's former name are for the log.
@@ -101,7 +104,7 @@ def erase_base(
     slot: str,
     label: str,
     keys: ErasedKeys,
-    held: Mapping[str, Sequence[HeldIn]],
+    stored_columns: Mapping[str, Sequence[StoredColumn]],
     check: Callable[[], None] = lambda: None,
 ) -> ErasedBase | None:
     """Take the rows of ``keys`` out of the base table of ``label``, and out of what the manifest names. None where
@@ -115,7 +118,7 @@ def erase_base(
         if writer is None:
             return None
         try:
-            wanted = keys_in(writer, keys, held)
+            wanted = keys_in(writer, keys, stored_columns)
             # Of versions that are named: what is in none of them is no reason to take one back.
             is_in_earlier = any(
                 has_row(location, path, wanted) for path in _earlier_files(writer, root, slot)
@@ -141,7 +144,11 @@ def erase_base(
 
 
 def named_rows(
-    root: Location, slot: str, label: str, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]
+    root: Location,
+    slot: str,
+    label: str,
+    keys: ErasedKeys,
+    stored_columns: Mapping[str, Sequence[StoredColumn]],
 ) -> bool:
     """Whether the base table, or a version of it that the manifest names, has a row of the keys. The other parameters
     are those of ``erase_base``. Raises OSError and what pyarrow and deltalake raise."""
@@ -149,13 +156,14 @@ def named_rows(
     writer = DeltaBase.open(location, label)
     if writer is None:
         return False
-    wanted = keys_in(writer, keys, held)
+    wanted = keys_in(writer, keys, stored_columns)
     paths = [*writer.paths(), *_earlier_files(writer, root, slot)]
     return any(has_row(location, path, wanted) for path in dict.fromkeys(paths))
 
 
 def _earlier_files(writer: DeltaBase, root: Location, slot: str) -> list[str]:
-    """The files of versions that the manifest names, without those of the table now, relative to the table."""
+    """The files of older versions that the manifest names, without the files of the newest version; relative to the
+    table."""
     location = writer.location
     directory = location.uri.rpartition("/")[2]
     lines = [line for line in read_lines(DeltaBases(root), slot) if line.directory == directory]
@@ -193,7 +201,7 @@ def copies_in_base(location: Location, keys: RowsOfKeys, label: str) -> tuple[li
     for path in attempt_files.files_below(location):
         if path.endswith(".parquet") and path not in named:
             try:
-                n_rows = sum(n for _, n in pieces_without(location, path, keys))
+                n_rows = sum(n for _, n in chunks_without(location, path, keys))
             except FileNotFoundError:
                 continue  # the mirror has removed it
             except pa.ArrowInvalid:
@@ -217,7 +225,7 @@ def in_work_in_base(location: Location, label: str, known: Set[str]) -> list[str
 
 
 def remove_copies(root: Location, slot: str, label: str, keys: RowsOfKeys) -> None:
-    """Remove what ``copies_in_base`` finds, also from under whoever reads it. Raises as that, and StorageFault."""
+    """Remove what ``copies_in_base`` finds, even if somebody is reading it. Raises as that, and StorageFault."""
     location = base_location(root, label)
     writer = DeltaBase.open(location, label)
     if writer is None:
@@ -270,13 +278,13 @@ def rewritten(
     try:
         for i, file in enumerate(base.files(ranged)):
             check()
-            n_gone = sum(n for _, n in pieces_without(location, file.path, keys))
+            n_gone = sum(n for _, n in chunks_without(location, file.path, keys))
             if not n_gone:
                 continue
             n_rows += n_gone
             removed.append(file)
-            pieces = (in_schema(rows, schema) for rows, _ in pieces_without(location, file.path, keys))
-            for path in write_file(location, f"{directory}/{i:05d}.parquet", pieces, True, schema, check):
+            chunks = (in_schema(rows, schema) for rows, _ in chunks_without(location, file.path, keys))
+            for path in write_file(location, f"{directory}/{i:05d}.parquet", chunks, True, schema, check):
                 new.append(NewFile.written(location, path, ranged))
         location.sync_folders([file.path for file in new])
         erases = is_in_earlier is not None and (bool(removed) or is_in_earlier)
@@ -294,8 +302,8 @@ def _discard(writer: StoredTable | None, directory: str) -> None:
         attempt_files.remove(writer.location, directory)
 
 
-def pieces_without(location: Location, path: str, keys: RowsOfKeys) -> Iterator[tuple[pa.Table, int]]:
-    """The rows of a file without those of the keys, piece by piece, and how many these were."""
+def chunks_without(location: Location, path: str, keys: RowsOfKeys) -> Iterator[tuple[pa.Table, int]]:
+    """The rows of a file without those of the keys, chunk by chunk, and how many these were."""
     with location.open(path) as file:
         for rows in pq.ParquetFile(file).iter_batches():
             goes = keys.among(rows)

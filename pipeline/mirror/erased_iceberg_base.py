@@ -26,14 +26,14 @@ from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.iceberg.base_table import IcebergBase, gone_in, listed, manifests_of, named_files
 from xidstream.pipeline.log_tables import attempt_files
-from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, HeldIn, RowsOfKeys
+from xidstream.pipeline.log_tables.erased_keys import ErasedKeys, RowsOfKeys, StoredColumn
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror.erased_base import (
     ATTEMPTS,
     ErasedBase,
+    chunks_without,
     has_row,
     keys_in,
-    pieces_without,
     ranged_key,
     rewritten,
 )
@@ -61,7 +61,10 @@ class ErasedIcebergBase:
         return self._bases.open(self._key, self._label)
 
     def erase(
-        self, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]], check: Callable[[], None]
+        self,
+        keys: ErasedKeys,
+        stored_columns: Mapping[str, Sequence[StoredColumn]],
+        check: Callable[[], None],
     ) -> ErasedBase | None:
         """``erased_base.erase_base``."""
         for _ in range(ATTEMPTS):
@@ -76,7 +79,7 @@ class ErasedIcebergBase:
                     "the catalog together with its files; then give the command again",
                 )
             try:
-                wanted = keys_in(writer, keys, held)
+                wanted = keys_in(writer, keys, stored_columns)
                 ranged = ranged_key(writer, any_name=self._bases.bounds_any_name)
                 done = rewritten(writer, self.open, self._slot, wanted, ranged, check, is_in_earlier=None)
                 if done.n_rows:
@@ -129,7 +132,7 @@ class ErasedIcebergBase:
             if not path.endswith(_DATA) or path in newest:
                 continue
             try:
-                n_rows = sum(n for _, n in pieces_without(writer.location, path, keys))
+                n_rows = sum(n for _, n in chunks_without(writer.location, path, keys))
             except FileNotFoundError:
                 continue  # the mirror has removed it
             except pa.ArrowInvalid:
@@ -146,7 +149,7 @@ class ErasedIcebergBase:
         return [*found, *manifests], cleared
 
     def remove_copies(self, keys: RowsOfKeys) -> None:
-        """Remove what ``copies`` finds, also from under whoever reads it, but for what a tag or a branch needs."""
+        """Remove what ``copies`` finds, even if somebody is reading it, but for what a tag or a branch needs."""
         manifest = ManifestWriter(self._bases, self._slot)
         manifest.forget_retired(self._key)
         before, _ = self.copies(keys)
@@ -175,10 +178,10 @@ class ErasedIcebergBase:
 
 
 def keys_of(
-    base: ErasedIcebergBase, keys: ErasedKeys, held: Mapping[str, Sequence[HeldIn]]
+    base: ErasedIcebergBase, keys: ErasedKeys, stored_columns: Mapping[str, Sequence[StoredColumn]]
 ) -> RowsOfKeys | None:
     writer = base.open()
-    return None if writer is None else keys_in(writer, keys, held)
+    return None if writer is None else keys_in(writer, keys, stored_columns)
 
 
 class _Bounds:

@@ -36,7 +36,7 @@ class IcebergVacuumedTables:
         self.application_id = application_id
 
     @property
-    def place(self) -> Location:
+    def location(self) -> Location:
         manifest = self.bases.open(MANIFEST, MANIFEST)
         assert manifest is not None, "a mirror has claimed it"
         return manifest.location

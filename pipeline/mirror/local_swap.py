@@ -1,11 +1,11 @@
 """The new files of a swap, written by this process: for refreshes that replace a bounded part of a table.
 
-A touched file is read in pieces, its rows whose key has a net row are left out, and behind the others stand the net
-rows of its slots. So memory depends on the size of a piece, and not on that of a file or of the table. A few threads
+A touched file is read in chunks, its rows whose key has a net row are left out, and behind the others stand the net
+rows of its slots. So memory depends on the size of a chunk, and not on that of a file or of the table. A few threads
 each write a group of files (``pipeline.mirror.plan``). A group that is cut into several files is sorted by key in
 memory, so it must be small (``fits``).
 
-Texts that repeat pass as indexes into a dictionary (``pieces``), so that nobody copies a text. The pieces of a row
+Texts that repeat pass as indexes into a dictionary (``file_chunks``), so that nobody copies a text. The chunks of a row
 group then need one dictionary, which must not outgrow Parquet's page for it: what would make it too large begins a row
 group of its own.
 
@@ -35,15 +35,15 @@ import pyarrow.types as pt
 
 from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.mirror.net_rows import NetRows
-from xidstream.pipeline.mirror.pieces import (
+from xidstream.pipeline.mirror.file_chunks import (
     DICTIONARY_BYTES,
     THREADS,
     footer_of,
-    read_pieces,
+    read_chunks,
     repeating_texts,
     with_dictionaries,
 )
+from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.mirror.plan import BaseFile, FileGroup
 from xidstream.pipeline.parquet import SPARK_METADATA, halved, statistics_leaves
 
@@ -141,7 +141,7 @@ class LocalSwap:
         texts = _indexed(arriving.schema)
         for i in group.files:
             keys = self.net.keys_near(self.files[i])
-            for rows in read_pieces(self.table, self.files[i].path, dictionaries=texts):
+            for rows in read_chunks(self.table, self.files[i].path, dictionaries=texts):
                 yield keys.without(in_schema(rows, arriving.schema))
         yield arriving
 
@@ -201,9 +201,9 @@ def _row_groups(
         yield from _row_group(pending)
 
 
-def _row_group(pieces: Sequence[pa.Table]) -> Iterator[pa.Table]:
+def _row_group(chunks: Sequence[pa.Table]) -> Iterator[pa.Table]:
     # A second dictionary in a row group would make its writer give up the first.
-    return halved(_with_used_values(pa.concat_tables(pieces).unify_dictionaries()), _PAGE_BYTES)
+    return halved(_with_used_values(pa.concat_tables(chunks).unify_dictionaries()), _PAGE_BYTES)
 
 
 def _indexed(schema: pa.Schema) -> list[str]:
@@ -254,14 +254,14 @@ def _rows_between_looks(rows: pa.Table) -> int:
 
 
 class _Dictionaries:
-    """The dictionaries of the pieces of one row group, by column."""
+    """The dictionaries of the chunks of one row group, by column."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._last: dict[str, pa.Array | None] = dict.fromkeys(names)
         self._n_bytes = dict.fromkeys(names, 0)
 
     def take(self, rows: pa.Table) -> bool:
-        """Whether the piece's dictionaries fit with those before. The first piece's always do."""
+        """Whether the chunk's dictionaries fit with those before. The first chunk's always do."""
         found = {name: rows[name].chunk(0).dictionary for name in self._last}
         for name, values in found.items():
             last = self._last[name]

@@ -31,7 +31,7 @@ from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.plan import BaseFile, NetCounts
 
-_PLACE: Final = "n"
+_INDEX: Final = "n"
 _SLICE_ROWS: Final = 2_000
 """A slice of that many rows is cheaper to write as one than to copy together with others."""
 
@@ -82,11 +82,11 @@ class NetRows:
 
     def arriving(self, starts: Sequence[int], slots: Iterable[int], schema: pa.Schema) -> pa.Table:
         """The rows of the slots that are not gone, by key, in ``schema``."""
-        pieces = [self._order.slice(0, 0)]
+        chunks = [self._order.slice(0, 0)]
         for slot in slots:
-            piece = slice(starts[slot], starts[slot + 1])
-            pieces.append(pc.filter(self._order[piece], self._is_set[piece]))
-        return in_schema(_taken(self._rows, pa.concat_arrays(pieces)), schema)
+            chunk = slice(starts[slot], starts[slot + 1])
+            chunks.append(pc.filter(self._order[chunk], self._is_set[chunk]))
+        return in_schema(_taken(self._rows, pa.concat_arrays(chunks)), schema)
 
     def keys_near(self, file: BaseFile) -> NearKeys:
         """The keys of all net rows that may have a row in the file."""
@@ -188,9 +188,9 @@ class NearKeys:
     bound: pa.Array
 
     def without(self, rows: pa.Table) -> pa.Table:
-        """``rows`` in their order, without those with one of the keys. ``rows``: a piece of the file.
+        """``rows`` in their order, without those with one of the keys. ``rows``: a chunk of the file.
 
-        Arrow's ``is_in`` and join make a hash table of the keys each time. So a piece is compared with the keys within
+        Arrow's ``is_in`` and join make a hash table of the keys each time. So a chunk is compared with the keys within
         its own range alone, which are few where the file is in the order of its key; and numbers, which most keys
         are, are looked up by bisection.
         """
@@ -229,8 +229,8 @@ def _indexes_in(rows: pa.Table, keys: pa.Table) -> npt.NDArray[np.int64]:
     # Names of our own: a key's column may be called as the place.
     parts = [f"k{i}" for i in range(len(names))]
     there = rows.select(names).rename_columns(parts)
-    there = there.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
-    new = there.join(keys.rename_columns(parts), parts, join_type="left semi")[_PLACE]
+    there = there.append_column(_INDEX, pa.array(np.arange(rows.num_rows)))
+    new = there.join(keys.rename_columns(parts), parts, join_type="left semi")[_INDEX]
     return np.sort(new.to_numpy())
 
 

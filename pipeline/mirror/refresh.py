@@ -73,10 +73,10 @@ from xidstream.pipeline.mirror.base_table import (
     NewFile,
     about_base,
 )
+from xidstream.pipeline.mirror.file_chunks import footer_of, repeating_texts
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import write_file
 from xidstream.pipeline.mirror.net_rows import NetRows
-from xidstream.pipeline.mirror.pieces import footer_of, repeating_texts
 from xidstream.pipeline.mirror.plan import (
     FILE_ROWS,
     BaseFile,
@@ -105,8 +105,8 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True)
 class TableRefresh:
-    """What was done with one table. ``version``: of the base table. Bytes and files are those of the new and removed
-    ones."""
+    """What was done with one table. ``version``: of the base table. The bytes and the counts are of the new and of the
+    removed files."""
 
     table: str
     answer: Answer

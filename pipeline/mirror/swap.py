@@ -31,9 +31,9 @@ from xidstream.pipeline.log_tables import attempt_files
 from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.mirror import local_swap, rewrite
 from xidstream.pipeline.mirror.base_table import TEXT_FIELD, BaseTable
+from xidstream.pipeline.mirror.file_chunks import footer_of, read_chunks
 from xidstream.pipeline.mirror.key_ranges import OWN, RangedKey
 from xidstream.pipeline.mirror.net_rows import NetRows
-from xidstream.pipeline.mirror.pieces import footer_of, read_pieces
 from xidstream.pipeline.mirror.plan import BaseFile, FileGroup, NetCounts, jobs, plan_swap
 from xidstream.pipeline.spark.spark_schemas import quoted, spark_schema
 
@@ -158,8 +158,8 @@ class Swap:
 
     def _read(self, net: _Net) -> pa.Table:
         schema = self._net_schema
-        pieces = (rows for path in net.paths for rows in read_pieces(self.base.location, path))
-        tables = [in_schema(rows, schema) for rows in pieces]
+        chunks = (rows for path in net.paths for rows in read_chunks(self.base.location, path))
+        tables = [in_schema(rows, schema) for rows in chunks]
         return pa.concat_tables([schema.empty_table(), *tables])
 
     # -- files -----------------------------------------------------------------------------------------

@@ -33,16 +33,16 @@ from xidstream.pipeline.changelog.shape import TableShape
 from xidstream.pipeline.changelog.table_at import TableAt
 from xidstream.pipeline.log_tables.file_rows import in_schema
 from xidstream.pipeline.mirror import local_swap
-from xidstream.pipeline.mirror.key_ranges import RangedKey
-from xidstream.pipeline.mirror.net_rows import NetRows
-from xidstream.pipeline.mirror.pieces import (
+from xidstream.pipeline.mirror.file_chunks import (
     THREADS,
     Files,
     SmallFilesWhole,
     footer_of,
-    read_pieces,
+    read_chunks,
     with_dictionaries,
 )
+from xidstream.pipeline.mirror.key_ranges import RangedKey
+from xidstream.pipeline.mirror.net_rows import NetRows
 from xidstream.pipeline.schema.rows import CHANGE_TYPES, SNAPSHOT, TRUNCATE
 
 _LSN: Final = "_commit_lsn"
@@ -64,12 +64,12 @@ def net_of(
     shape, key = log.shape, log.shape.key or ()
     if since < log.generation.bounds.valid_from or not _is_plain(shape, fields):
         return None
-    if log.log_table.held_columns(files) is not None:
+    if log.log_table.column_lookups(files) is not None:
         return None
     stored = SmallFilesWhole(log.log_table.location, {file.path: file.n_bytes for file in files})
     reading = _Reading(stored, shape, since, log.lsn, texts)
-    pieces = reading.pieces([file.path for file in files])
-    if pieces is None:
+    chunks = reading.chunks([file.path for file in files])
+    if chunks is None:
         return None
     schema = pa.schema(
         [
@@ -80,8 +80,8 @@ def net_of(
             pa.field(_SEQ, pa.int64()),
         ]
     )
-    tail = pa.concat_tables([schema.empty_table(), *(in_schema(rows, schema) for rows in pieces)])
-    del pieces, stored, reading  # so that the rows are here twice for a moment only
+    tail = pa.concat_tables([schema.empty_table(), *(in_schema(rows, schema) for rows in chunks)])
+    del chunks, stored, reading  # so that the rows are here twice for a moment only
     if any(tail[name].null_count for name in key):
         return None
     tail = _in_commit_order(tail.unify_dictionaries().combine_chunks())
@@ -116,7 +116,7 @@ class _Reading:
     is_for_spark: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def pieces(self, paths: Sequence[str]) -> list[pa.Table] | None:
+    def chunks(self, paths: Sequence[str]) -> list[pa.Table] | None:
         """The changes, in the order of the files; None: for Spark."""
         with ThreadPoolExecutor(THREADS, thread_name_prefix="xidstream-mirror-read") as threads:
             n_groups = threads.map(lambda path: footer_of(self.table, path).num_row_groups, paths)
@@ -139,13 +139,13 @@ class _Reading:
         return found
 
     def _changes(self, path: str, row_group: int) -> Iterator[pa.Table]:
-        """The rows that are changes between the two LSNs, piece by piece, in the shape's columns and some of the
+        """The rows that are changes between the two LSNs, chunk by chunk, in the shape's columns and some of the
         contract's."""
         held = {name: column.held_in[0] for name, column in self.shape.columns.items()}
         names = [*held, TEXT, CHANGE, _LSN, _SEQ, _UNCHANGED]
         indexes = [CHANGE, *(held[name] for name in self.texts)]
         columns = [held.get(name, name) for name in names]
-        for rows in read_pieces(self.table, path, columns, indexes, row_group):
+        for rows in read_chunks(self.table, path, columns, indexes, row_group):
             there = set(rows.column_names)
             chosen = {name: rows[held.get(name, name)] for name in names if held.get(name, name) in there}
             lsn = rows[_LSN]

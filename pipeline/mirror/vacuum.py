@@ -93,7 +93,7 @@ def vacuum(
 
 
 class VacuumedTables(Protocol):
-    """The base tables of one slot, and their manifest. ``place``: whose clock counts."""
+    """The base tables of one slot, and their manifest. ``location``: whose clock counts."""
 
     application_id: str
 
@@ -101,10 +101,10 @@ class VacuumedTables(Protocol):
     def bases(self) -> BaseStore: ...
 
     @property
-    def place(self) -> Location: ...
+    def location(self) -> Location: ...
 
     def directories(self) -> list[str]:
-        """The base tables that there are, as the manifest calls them; there may be those of other slots among them."""
+        """All base tables, as the manifest calls them; some may be of other slots."""
         ...
 
     def remove(self, directory: str) -> Vacuumed | None:
@@ -139,7 +139,7 @@ def vacuum_tables(
     manifest.check()
     believed = _Believed(ages or WatchedClock(), manifest)
     grace, retention = believed.age(GRACE), believed.age(retention)
-    before = _now(tables.place) - retention
+    before = _now(tables.location) - retention
     manifest.forget(before)
     reach("vacuuming_base")
     check()
@@ -171,7 +171,7 @@ class VacuumedDeltaTables:
         self.bases = DeltaBases(root)
 
     @property
-    def place(self) -> Location:
+    def location(self) -> Location:
         return current(self._root)
 
     def directories(self) -> list[str]:
@@ -196,10 +196,10 @@ class VacuumedDeltaTables:
         _shorten_manifest(self._root, retention, grace)
 
 
-def _now(place: Location) -> datetime.datetime:
+def _now(location: Location) -> datetime.datetime:
     """By this machine's clock, or by that of the file system or the store, where that is earlier: lines may be stamped
     by another machine, and this one's clock be ahead of it."""
-    theirs = datetime.datetime.fromtimestamp(now_s_of(place), datetime.timezone.utc)
+    theirs = datetime.datetime.fromtimestamp(now_s_of(location), datetime.timezone.utc)
     return min(datetime.datetime.now(datetime.timezone.utc), theirs)
 
 

@@ -85,7 +85,7 @@ def write_rows(
         n_bytes=sink.n_bytes,
         checksum=f"crc32:{sink.crc:08x}",
         head_crc=sink.crc if sink.head_crc is None else sink.head_crc,
-        places=_places(written[0], sink.places),
+        places=_offsets_of(written[0], sink.offsets),
     )
 
 
@@ -122,7 +122,7 @@ def _rows_between_looks(table: pa.Table | None) -> int:
 
 
 def halved(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:
-    """``table`` in pieces of at most so many bytes, or of one row: two values of a gigabyte are too much for a page."""
+    """``table`` in chunks of at most so many bytes, or of one row: two values of a gigabyte are too much for a page."""
     if table.num_rows == 1 or table.nbytes <= most_bytes:
         yield table
         return
@@ -174,7 +174,7 @@ class _Sink:
     """The file object that Parquet's writer writes to. It sums what passes, and notes where the placeholders stand.
 
     The writer gives a page's header and its content one after the other, so a placeholder's header is the write
-    before it. Any value may look like a placeholder: ``_places`` picks those that are.
+    before it. Any value may look like a placeholder: ``_offsets_of`` picks those that are.
     """
 
     def __init__(self, write: Write) -> None:
@@ -186,7 +186,7 @@ class _Sink:
         self.crc = 0
         self.head_crc: int | None = None
         """The checksum of all before the first placeholder's checksum."""
-        self.places: dict[int, PageOffsets] = {}
+        self.offsets: dict[int, PageOffsets] = {}
         """By the offset after the placeholder."""
         self.failure: Exception | None = None
         """The first of what is written to."""
@@ -216,7 +216,7 @@ class _Sink:
         if self.head_crc is None:
             self.head_crc = zlib.crc32(_DICTIONARY_HEADER, self._crc_before_last)
         crc = self.n_bytes - len(self._last) + len(_DICTIONARY_HEADER)
-        self.places[self.n_bytes + VALUE_BYTES] = PageOffsets(crc, self.n_bytes)
+        self.offsets[self.n_bytes + VALUE_BYTES] = PageOffsets(crc, self.n_bytes)
 
     def tell(self) -> int:
         return self.n_bytes
@@ -228,17 +228,17 @@ class _Sink:
         self.closed = True
 
 
-def _places(
+def _offsets_of(
     written: pq.FileMetaData, noted: dict[int, PageOffsets]
 ) -> tuple[tuple[PageOffsets, PageOffsets], ...]:
     """Where Parquet's own footer says that the late columns' dictionaries end. Raises Unsupported if no placeholder
     stands there, which a new pyarrow may bring about."""
-    places = []
+    offsets = []
     for i in range(written.num_row_groups):
         group = written.row_group(i)
         late = [group.column(j) for j in range(group.num_columns)[-len(LATE_COLUMNS) :]]
         found = [noted[c.data_page_offset] for c in late if c.data_page_offset in noted]
         if [c.path_in_schema for c in late] != list(LATE_COLUMNS) or len(found) != len(LATE_COLUMNS):
             raise Unsupported(f"pyarrow {pa.__version__} writes Parquet in a form that cannot be filled in")
-        places.append((found[0], found[1]))
-    return tuple(places)
+        offsets.append((found[0], found[1]))
+    return tuple(offsets)

@@ -324,13 +324,13 @@ class _Catalog:
             row_filter=self._row_filter(table, 0 if table.operations[0] else None),
             change_filters=tuple(self._row_filter(table, operation) for operation in (1, 2)),
             leaves=leaves,
-            left_out=tuple(
+            unpublished_operations=tuple(
                 name for name, sent in zip(_OPERATIONS, table.operations, strict=True) if not sent
             ),
             attnums=tuple(column.attnum for column in shown),
             unpublished=tuple(column.attnum for column in there if column not in shown),
             expressions=tuple((c.attnum, c.expression) for c in shown if c.generated),
-            filled_in=tuple(
+            missing_defaults=tuple(
                 c.name for c in declared if any(c.source_name in filled.get(r, ()) for r in table.leaves)
             ),
         )

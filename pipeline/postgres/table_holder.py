@@ -182,7 +182,7 @@ class TableHolder:
                         now = self._again(observer, source)
                         checkpoint = None if self._wal_end is _REPLAYED else _checkpoint(observer)
                         locked_lsn = _wal_end(observer, self._wal_end)
-                        if locked_lsn.before.before <= behind:
+                        if locked_lsn.minus(2) <= behind:
                             observer.execute("SELECT txid_current()")
                             locked_lsn = _wal_end(observer, self._wal_end)
                         if wait_for_writers:
@@ -587,7 +587,7 @@ def _take(
     xmin, xmax, xip = snapshot.split(":")
     bounds = SnapshotBounds(
         # Both positions are where a commit may begin (``pipeline.snapshot.bounds``).
-        place=locked_lsn.before.before,
+        place=locked_lsn.minus(2),
         valid_from=Lsn.parse(after).before,
         xmin=int(xmin),
         xmax=int(xmax),
@@ -600,7 +600,14 @@ def _take(
 def _definition(source: PublishedSource) -> tuple[object, ...]:
     """All but sizes and files, which may change before the lock."""
     leaves = tuple((leaf.relid, leaf.schema, leaf.table) for leaf in source.leaves)
-    return source.relation, source.attnums, source.published_as, source.row_filter, source.left_out, leaves
+    return (
+        source.relation,
+        source.attnums,
+        source.published_as,
+        source.row_filter,
+        source.unpublished_operations,
+        leaves,
+    )
 
 
 def _leaf_text(leaf: Leaf) -> str:

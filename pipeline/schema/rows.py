@@ -223,9 +223,9 @@ def constant(value: int | str, n: int, arrow: pa.DataType) -> pa.Array:
     touched for the first time was most of what a release cost."""
     if n > _MOST_FILLED_ROWS:
         return pa.repeat(pa.scalar(value, arrow), n)
-    return _filled(value, -(-n // _FILLED_ROWS) * _FILLED_ROWS, arrow)[:n]
+    return _repeated(value, -(-n // _FILLED_ROWS) * _FILLED_ROWS, arrow)[:n]
 
 
 @functools.lru_cache(maxsize=8)
-def _filled(value: int | str, n: int, arrow: pa.DataType) -> pa.Array:
+def _repeated(value: int | str, n: int, arrow: pa.DataType) -> pa.Array:
     return pa.repeat(pa.scalar(value, arrow), n)

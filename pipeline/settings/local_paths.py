@@ -44,14 +44,14 @@ def overlap(one: str, other: str) -> bool:
     return a[:n] == b[:n]
 
 
-def _parts(place: str) -> list[str]:
-    if is_path(place):
-        return ["file", "", *_names(os.path.realpath(absolute(place)))]
-    parts = urlsplit(place.partition("?")[0])
+def _parts(address: str) -> list[str]:
+    if is_path(address):
+        return ["file", "", *_names(os.path.realpath(absolute(address)))]
+    parts = urlsplit(address.partition("?")[0])
     scheme = parts.scheme.lower()
     if scheme == "file":
         return ["file", "", *_names(os.path.realpath(absolute(unquote(parts.path))))]
-    # The user of abfs://container@account is part of the place; that of s3://key:secret@bucket is not.
+    # The user of abfs://container@account is part of the address; that of s3://key:secret@bucket is not.
     host = parts.netloc if scheme.startswith("abfs") else parts.netloc.rpartition("@")[2]
     return [_SAME.get(scheme, scheme), host, *_names(unquote(parts.path))]
 

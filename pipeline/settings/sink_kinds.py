@@ -58,7 +58,7 @@ class SinkKind:
 
     def is_folder_or_uri(self, argument: str) -> bool:
         """Whether an argument of this kind is a folder or a URI."""
-        return self.has_root and (not self.knows_names or _PLACE.match(argument) is not None)
+        return self.has_root and (not self.knows_names or _ADDRESS.match(argument) is not None)
 
     @property
     def form(self) -> str:
@@ -69,7 +69,7 @@ class SinkKind:
         return f"{self.name}:{argument}" if argument else self.name
 
 
-_PLACE: Final = re.compile(r"[/~]|\.{1,2}/|[A-Za-z][A-Za-z0-9+.-]*:")
+_ADDRESS: Final = re.compile(r"[/~]|\.{1,2}/|[A-Za-z][A-Za-z0-9+.-]*:")
 _TYPES: Final = "xidstream.pipeline.sinks.sink_types"
 DELTA: Final = SinkKind(
     "delta",

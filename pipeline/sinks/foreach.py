@@ -88,7 +88,7 @@ class ForeachSink(StatelessSink):
     def write(self, batch: SinkBatch) -> None:
         self._give(SparkBatch(batch, self._contained), batch.segment_fault)
 
-    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+    def exclude_contained(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
         self._contained = contained
 
     def write_snapshot(self, batch: SnapshotBatch) -> None:

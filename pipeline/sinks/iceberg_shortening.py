@@ -22,7 +22,7 @@ from xidstream.pipeline.changelog.iceberg_root import IcebergLogTable, IcebergRo
 from xidstream.pipeline.changelog.log_root import LogRoot
 from xidstream.pipeline.changelog.manifest import ManifestLine, base_of, read_lines
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot
 from xidstream.pipeline.log_tables import locations
@@ -34,7 +34,7 @@ class IcebergShortenedTable(ShortenedTable):
     """``table`` as it was opened, until it is committed to. ``check_plain`` and ``files`` raise as
     ``IcebergTableSnapshot``: one that cannot be read is left alone, and holds up no other."""
 
-    def __init__(self, table: IcebergTable) -> None:
+    def __init__(self, table: IcebergTableWriter) -> None:
         super().__init__(table)
         self._table = table
 

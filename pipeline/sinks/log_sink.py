@@ -21,7 +21,7 @@ skips those below the start of the replay: their greatest ``lsn``, under ``<appl
 decides. So ``_messages`` is deduplicated by ``lsn`` without reading it.
 
 The driver writes ``_transactions`` and ``_messages``, too. Messages may be many gigabytes. They are read, filtered and
-written piece by piece (``message_pieces``) into as many files as they need, and those are one commit.
+written chunk by chunk (``message_chunks``) into as many files as they need, and those are one commit.
 
 Who may write, and whether what is held can come from this server, is ``pipeline.log_tables.ownership``'s: a snapshot
 that somebody else has outdated is taken anew, and checked.
@@ -71,12 +71,12 @@ from xidstream.pipeline.log_tables.relation_history import VersionSince
 from xidstream.pipeline.log_tables.segment_links import SegmentLinks
 from xidstream.pipeline.log_tables.snapshot_log import Carry, SnapshotLog
 from xidstream.pipeline.log_tables.writer_cache import WriterCache
-from xidstream.pipeline.parked import rows_given_up
+from xidstream.pipeline.parked import skipped_rows
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
 from xidstream.pipeline.settings.sink_kinds import SinkKind
 from xidstream.pipeline.sinks.batch_commits import BatchCommits, Guard, commits_of
-from xidstream.pipeline.sinks.message_pieces import message_pieces, new_messages
+from xidstream.pipeline.sinks.message_chunks import message_chunks, new_messages
 from xidstream.pipeline.sinks.written_rows import write_rows
 from xidstream.pipeline.snapshot.ddl import Ddl, read_ddl
 from xidstream.pipeline.spark.frames import SinkBatch
@@ -203,7 +203,7 @@ class LogSink:
     def write_snapshot(self, batch: SnapshotBatch) -> None:
         raise UsageError(f"the {self.kind.name} sink gets snapshots through its log")
 
-    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+    def exclude_contained(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
         """The log keeps all changes: whoever folds it leaves out what a snapshot contains."""
 
     def watermark(self) -> Lsn:
@@ -232,8 +232,8 @@ class LogSink:
         ddl: list[Ddl] = []
         commits.add(locations.MESSAGES, lambda: self._messages_of(batch, ddl))
         # Before `_transactions` says that all is whole up to here.
-        given_up = rows_given_up(each for unit in batch.content.units for each in unit.left_out)
-        self.snapshot_log().park([*batch.content.parked, *given_up])
+        skipped = skipped_rows(each for unit in batch.content.units for each in unit.skipped)
+        self.snapshot_log().park([*batch.content.parked, *skipped])
         self.snapshot_log().note_ddl(ddl)
         commits.add(
             locations.TRANSACTIONS,
@@ -398,21 +398,21 @@ class LogSink:
                 read for each in zip(*message_columns, strict=True) if (read := read_ddl(*each)) is not None
             )
 
-        pieces = message_pieces(batch.message_batches(take_ddl))
-        first = next(pieces, None)
+        chunks = message_chunks(batch.message_batches(take_ddl))
+        first = next(chunks, None)
         if first is None:
             return None
         writer = self._own_table(locations.MESSAGES, MESSAGES_SCHEMA)
         files = self._own_files(writer, MESSAGES_SCHEMA, "lsn")
         watermarks = {i: writer.watermark(i) for i in (self._application_id, self._messages_id)}
         moved: dict[str, int] = {}
-        for piece in itertools.chain((first,), pieces):
-            new, versions = new_messages(piece, watermarks, self._application_id, self._messages_id)
+        for chunk in itertools.chain((first,), chunks):
+            new, versions = new_messages(chunk, watermarks, self._application_id, self._messages_id)
             for part in new.to_batches():
                 files.write(part)
             moved |= {i: max(version, moved.get(i, NOTHING)) for i, version in versions.items()}
-            # Messages outside of transactions come in the order of their LSNs, so none is kept twice over the pieces.
-            # Those of one transaction share its commit LSN: that may rise after the last of its pieces only.
+            # Messages outside of transactions come in the order of their LSNs, so none is kept twice over the chunks.
+            # Those of one transaction share its commit LSN: that may rise after the last of its chunks only.
             watermarks[self._messages_id] = moved.get(self._messages_id, watermarks[self._messages_id])
         return TableCommit(writer, files.close(), moved, self._marks, "lsn") if moved else None
 

@@ -67,9 +67,9 @@ class Sink(Protocol):
     def write_snapshot(self, batch: SnapshotBatch) -> None:
         """The rows that one table had before; it may come again after a crash. Raises as ``write``."""
 
-    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
-        """Leave out of the batches to come what these snapshots contain: by table, what ``write_snapshot`` had of
-        it."""
+    def exclude_contained(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+        """From now on ``write`` ignores the changes that these snapshots contain. By table: the bounds of the
+        snapshot that ``write_snapshot`` got."""
 
     def log_part(self) -> LogPart | None:
         """For the run's account: what is left of the change log; None for one from which the run removes nothing. On

@@ -41,7 +41,7 @@ class StatelessSink:
     def snapshot_log(self) -> SnapshotTables:
         raise Unsupported("this sink takes no snapshots of tables")
 
-    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+    def exclude_contained(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
         """Nothing is to be done: these sinks were given no snapshot."""
 
     def write_snapshot(self, batch: SnapshotBatch) -> None:

@@ -64,7 +64,7 @@ def signature_of(source: PublishedSource) -> dict[str, Any]:
         "published_as": source.published_as,
         "row_filter": source.row_filter,
         "change_filters": list(source.change_filters),
-        "left_out": list(source.left_out),
+        "left_out": list(source.unpublished_operations),
         "replica_identity": relation.replica_identity.value,
         "columns": _layout_of(source),
         **_files_of(source),
@@ -143,7 +143,7 @@ def _publication(then: Mapping[str, Any], now: PublishedSource) -> str | None:
         return "it was dropped from its publication and added again, perhaps with another column list"
     if "truncate" in then["left_out"] and _is_rewritten(then, now):
         return "it was truncated or rewritten, and its publications leave out truncate"
-    newly = [name for name in now.left_out if name not in then["left_out"]]
+    newly = [name for name in now.unpublished_operations if name not in then["left_out"]]
     if newly:
         return f"its publications leave out {', '.join(newly)}"
     return None
@@ -210,7 +210,7 @@ def _columns(then: Mapping[str, Any], now: PublishedSource) -> str | None:
         if before is None and column.name in names:
             return f"column {column.name} was dropped and added again"
         if before is None:
-            if column.name in now.filled_in:
+            if column.name in now.missing_defaults:
                 return f"column {column.name} was added with a default"
             if is_rewritten:
                 return f"column {column.name} was added, and the table was rewritten, perhaps with a default"

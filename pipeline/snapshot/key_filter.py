@@ -211,8 +211,8 @@ class _Parser:
 
     def _wrong(self, at: int, what: str) -> UsageError:
         here = self._text[at : at + 20]
-        place = f"at {here!r} (character {at + 1})" if here.strip() else "at its end"
-        return UsageError(f"--where cannot be read {place}: {what}", remedy=_HINT)
+        where = f"at {here!r} (character {at + 1})" if here.strip() else "at its end"
+        return UsageError(f"--where cannot be read {where}: {what}", remedy=_HINT)
 
 
 def _literal(value: str) -> str:

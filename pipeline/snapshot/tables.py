@@ -76,23 +76,22 @@ class PublishedSource:
     ``relation``: what the stream's R message will say of it. ``published_as``: names the catalog rows that publish it,
     and changes with their definition (a column list, a row filter, DROP and ADD). ``row_filter``: an SQL expression of
     its columns, None for all rows: which INSERTs are published; ``change_filters``: the same of UPDATE and DELETE.
-    ``leaves``: ordered by relid. ``left_out``: the operations that are not published.
-    ``attnums``: of the relation's columns, in their order. ``filled_in``: the columns whose value in older rows is a
-    default that no row holds (``pg_attribute.atthasmissing``). ``expressions``: attnums of generated columns, and
-    the oid of each one's expression, which another expression does not have. ``primary_key``: see ``PrimaryKey``; None
-    but under FULL. ``type_parts``: a column's type, the oid of an enum's label or of a composite type within it, and
-    the label, or the attributes.
-    ``unpublished``: attnums of the columns that are there and not published. ``witnesses``: the catalog rows that all
-    this was read from, ordered by ``row``.
+    ``leaves``: ordered by relid. ``unpublished_operations``: the operations that are not published. ``attnums``: of the
+    relation's columns, in their order. ``missing_defaults``: the columns whose value in older rows is a default that no
+    row holds (``pg_attribute.atthasmissing``). ``expressions``: attnums of generated columns, and the oid of each one's
+    expression, which another expression does not have. ``primary_key``: see ``PrimaryKey``; None but under FULL.
+    ``type_parts``: a column's type, the oid of an enum's label or of a composite type within it, and the label, or the
+    attributes. ``unpublished``: attnums of the columns that are there and not published. ``witnesses``: the catalog
+    rows that all this was read from, ordered by ``row``.
     """
 
     relation: RelationVersion
     published_as: str
     row_filter: str | None
     leaves: tuple[Leaf, ...]
-    left_out: tuple[str, ...] = ()
+    unpublished_operations: tuple[str, ...] = ()
     attnums: tuple[int, ...] = ()
-    filled_in: tuple[str, ...] = ()
+    missing_defaults: tuple[str, ...] = ()
     expressions: tuple[tuple[int, int], ...] = ()
     change_filters: tuple[str | None, ...] = ()
     primary_key: PrimaryKey | None = None

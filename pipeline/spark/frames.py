@@ -49,7 +49,7 @@ from xidstream.pipeline.log_tables.batch_parts import (
     tables_of,
 )
 from xidstream.pipeline.log_tables.columns import UNSTORED, ColumnMapping, Conform, TableColumn, map_columns
-from xidstream.pipeline.packs import Packs
+from xidstream.pipeline.packs import PackReader
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import DDL_PREFIX, labelled_table
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA
@@ -102,7 +102,7 @@ class SinkBatch:
         self._memory_frame = memory_frame
         self._read_memory = read_memory
         self._put_memory = put_memory
-        self._packs = Packs(read_memory)
+        self._packs = PackReader(read_memory)
         self._unpacked: list[ArrowRef] = []
         self.read_segment = read_segment
         self.storage = storage

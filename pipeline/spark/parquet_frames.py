@@ -61,7 +61,7 @@ class ReadableFolder(Protocol):
         ...
 
 
-class HeldColumn(NamedTuple):
+class ColumnLookup(NamedTuple):
     """Which column of a file has a column's values: the one with the field id ``id``, in a file that has such ids, else
     the first of ``names`` that is there."""
 
@@ -75,21 +75,21 @@ def parquet_frame(
     schema: pa.Schema,
     options: Mapping[str, str],
     location: ReadableFolder | None = None,
-    held: Sequence[HeldColumn] | None = None,
+    lookups: Sequence[ColumnLookup] | None = None,
     wanted: pc.Expression | None = None,
 ) -> DataFrame:
     """The rows of the files in ``schema``; null in a column that a file has not. ``paths`` are absolute and local (or
     URIs that Spark reads), or below ``location`` in an object store. ``options`` are those of Spark's reader.
 
-    ``held``: for each of the schema's columns, where files may call it otherwise, or have another type; then pyarrow
+    ``lookups``: for each of the schema's columns, where files may call it otherwise, or have another type; then pyarrow
     reads. ``wanted``: which rows are asked for. Others may come as well: a caller filters."""
     types = spark_schema(schema)
     if not paths:
         return spark.createDataFrame([], types)
-    if location is None and held is None and is_read_as_named(schema.names):
+    if location is None and lookups is None and is_read_as_named(schema.names):
         uris = [f"file://{path}" if path.startswith("/") else path for path in paths]
         return spark.read.schema(types).options(**_AS_THEY_ARE, **options).parquet(*uris)
-    read = StoredFiles(tuple(paths), schema, location, None if held is None else tuple(held), wanted)
+    read = StoredFiles(tuple(paths), schema, location, None if lookups is None else tuple(lookups), wanted)
     return spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, types)
 
 
@@ -100,7 +100,7 @@ class StoredFiles:
     paths: tuple[str, ...]
     schema: pa.Schema
     location: ReadableFolder | None = None
-    held: tuple[HeldColumn, ...] | None = None
+    lookups: tuple[ColumnLookup, ...] | None = None
     wanted: pc.Expression | None = None
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -125,7 +125,7 @@ class StoredFiles:
         footer = reader.metadata
         groups: Sequence[int] = range(footer.num_row_groups)
         # Files that call columns otherwise, or hold them in another type, have other statistics, too.
-        if self.wanted is not None and self.held is None:
+        if self.wanted is not None and self.lookups is None:
             groups = groups_with(self.wanted, footer, self.schema)
         paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
         leaves = [
@@ -156,10 +156,10 @@ class StoredFiles:
 
     def _field_indexes(self, there: pa.Schema) -> list[int]:
         """For each column the file's that has its values, or -1."""
-        if self.held is None:
+        if self.lookups is None:
             return [there.get_field_index(name) for name in self.schema.names]
         ids = {int(f.metadata[_FIELD_ID]): i for i, f in enumerate(there) if _FIELD_ID in (f.metadata or {})}
         if ids:
-            return [ids.get(column.id, -1) for column in self.held]
-        found = ([there.get_field_index(name) for name in column.names] for column in self.held)
+            return [ids.get(column.id, -1) for column in self.lookups]
+        found = ([there.get_field_index(name) for name in column.names] for column in self.lookups)
         return [next((i for i in indexes if i >= 0), -1) for indexes in found]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from xidstream.pipeline.errors import SegmentCorrupt
-from xidstream.pipeline.storage.segment_file import _storage
+from xidstream.pipeline.storage.segment_file import storage_of_process
 from xidstream.pipeline.storage.storage import Storage, self_contained
 
 
@@ -52,7 +52,7 @@ class RowsReader:
         object.__setattr__(self, "storage_uri", self_contained(self.storage_uri, os.environ))
 
     def __call__(self, rows: HandedRows) -> Iterator[pa.RecordBatch]:
-        data = _storage(self.storage_uri, os.getpid()).read_buffer(rows.key)
+        data = storage_of_process(self.storage_uri, os.getpid()).read_buffer(rows.key)
         if data is None or data.size != rows.n_bytes:
             found = "is missing" if data is None else f"has {data.size} bytes of {rows.n_bytes}"
             raise SegmentCorrupt(f"object {rows.key!r} {found}")

@@ -28,7 +28,7 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
     UnitEnd,
 )
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion, rows
@@ -99,7 +99,7 @@ def _unit_to_json(end: UnitEnd, unit: Sealed, relations: Relations) -> dict[str,
             for part in unit.segments
         ],
         "messages": [_message_to_json(part) for part in unit.messages],
-        "left_out": [[int(xid), str(lsn), relids] for xid, lsn, relids in unit.left_out],
+        "left_out": [[int(xid), str(lsn), relids] for xid, lsn, relids in unit.skipped],
     }
 
 
@@ -152,16 +152,16 @@ def _unit_from_json(value: dict[str, Any], relations: Sequence[RelationVersion])
         messages=tuple(_message_from_json(part) for part in value["messages"]),
         n_rows=a_count(value["n_rows"]),
         n_bytes=a_count(value["n_bytes"]),
-        left_out=tuple(map(_left_out_from_json, value["left_out"])),
+        skipped=tuple(map(_left_out_from_json, value["left_out"])),
     )
     return end, unit
 
 
-def _left_out_from_json(value: list[Any]) -> LeftOutTransaction:
+def _left_out_from_json(value: list[Any]) -> SkippedTransaction:
     xid, lsn, *more = value  # an earlier xidstream did not know the tables
     (relids,) = more or (None,)
     known = None if relids is None else tuple(map(a_count, relids))
-    return LeftOutTransaction(Xid(xid), Lsn.parse(lsn), known)
+    return SkippedTransaction(Xid(xid), Lsn.parse(lsn), known)
 
 
 def _memory_from_json(value: list[Any], relations: Sequence[RelationVersion]) -> MemoryPart:

@@ -51,7 +51,7 @@ from xidstream.pipeline.exchange import (
 )
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.packs import PACK_SCHEMA
-from xidstream.pipeline.poison import NONE_GIVEN_UP, GivenUp
+from xidstream.pipeline.poison import NO_SKIPS, Skips
 from xidstream.pipeline.schema import rows
 from xidstream.pipeline.storage.journal_directory import (
     INLINE_MESSAGES,
@@ -61,7 +61,7 @@ from xidstream.pipeline.storage.journal_directory import (
     directory_from_json,
     directory_to_json,
 )
-from xidstream.pipeline.storage.journal_left_out import has_given_up, without_given_up
+from xidstream.pipeline.storage.journal_skips import has_skipped, without_skipped
 from xidstream.pipeline.storage.journal_summary import (
     REMEDY,
     StoredObject,
@@ -255,10 +255,10 @@ def verify_journal_file(storage: Storage, layout: Layout, epoch: str, number: in
 
 
 def load_journal_units(
-    storage: Storage, layout: Layout, file: JournalFile, put: Put, given_up: GivenUp = NONE_GIVEN_UP
+    storage: Storage, layout: Layout, file: JournalFile, put: Put, skips: Skips = NO_SKIPS
 ) -> list[tuple[UnitEnd, Sealed]]:
     """The units as they were written, but for their references: ``put`` makes these, once for each object. Nothing is
-    in them of transactions that were given up.
+    in them of skipped transactions.
 
     All that the file names is read and verified, segments too. Raises SegmentCorrupt where something is missing or
     altered, or the file is not the ``file`` that was written; Unsupported; StorageFault; and what ``put`` raises.
@@ -273,12 +273,12 @@ def load_journal_units(
     left = iter(inline)
 
     def loaded(unit: Sealed) -> Sealed:
-        if has_given_up(unit, given_up):
-            return without_given_up(unit, given_up, opened.table, put)
+        if has_skipped(unit, skips):
+            return without_skipped(unit, skips, opened.table, put)
         return _with_refs(unit, lambda part: refs[part.ref])
 
     return [
-        (end, loaded(_filled_in(unit, batch, left)))
+        (end, loaded(_completed(unit, batch, left)))
         for (end, unit), batch in zip(opened.directory.units, transactions, strict=True)
     ]
 
@@ -307,12 +307,12 @@ def stored_journal_units(storage: Storage, layout: Layout, file: JournalFile) ->
     refs = {number: JournalRows(opened, number) for number in opened.object_numbers}
     left = iter(inline)
     return [
-        (end, _with_refs(_filled_in(unit, batch, left), lambda part: refs[part.ref]))
+        (end, _with_refs(_completed(unit, batch, left), lambda part: refs[part.ref]))
         for (end, unit), batch in zip(opened.directory.units, transactions, strict=True)
     ]
 
 
-def _filled_in(unit: Sealed, transactions: pa.RecordBatch, inline: Iterator[pa.RecordBatch]) -> Sealed:
+def _completed(unit: Sealed, transactions: pa.RecordBatch, inline: Iterator[pa.RecordBatch]) -> Sealed:
     messages = tuple(
         InlineMessages(next(inline)) if isinstance(part, InlineMessages) else part for part in unit.messages
     )

@@ -118,7 +118,7 @@ class _Group:
             messages=tuple(part for content in contents for part in content.messages),
             n_rows=self._n_rows,
             n_bytes=self._n_bytes,
-            left_out=tuple(pair for content in contents for pair in content.left_out),
+            skipped=tuple(pair for content in contents for pair in content.skipped),
         )
         return [(_joined_end(ends), joined)]
 

@@ -192,7 +192,7 @@ class Layout:
         return f"{self.journal_prefix}/{number:016d}.{self.epoch}.journal"
 
     def skip_key(self, xid: Xid, commit_lsn: Lsn) -> str:
-        """The record that a transaction was given up."""
+        """The record that a transaction is skipped."""
         return f"{self.skipped_prefix}/{_transaction(xid, commit_lsn)}.json"
 
     def resume_key(self, relid: int) -> str:

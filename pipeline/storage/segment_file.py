@@ -5,7 +5,7 @@ committed. Logical messages are Arrow IPC *files* in ``rows.MESSAGES_SCHEMA``, w
 table names them, and they are read once. Both formats end with a footer: a truncated file cannot be mistaken for a
 shorter one, even without the checksum.
 
-The checksum is the CRC-32 of the whole file. It is computed from each piece on its way to the filesystem, so that there
+The checksum is the CRC-32 of the whole file. It is computed from each chunk on its way to the filesystem, so that there
 is never a second copy. zlib's CRC-32 runs at 7 GB/s here, SHA-256 at 2 and Adler-32 at 4. It guards against accidents
 (a torn write, a flipped bit), not against an attacker. It is written ``crc32:xxxxxxxx``, so that another algorithm can
 follow without a new format.
@@ -64,14 +64,14 @@ def write_segment(
 def write_side_by_side(
     storage: Storage,
     xid: int,
-    pieces: Sequence[tuple[str, RelationVersion, Sequence[pa.RecordBatch]]],
+    chunks: Sequence[tuple[str, RelationVersion, Sequence[pa.RecordBatch]]],
     n_threads: int,
 ) -> list[Segment]:
-    """A segment of each piece: key, relation, batches. Raises as ``write_segment``, when all have come to an end."""
+    """A segment of each chunk: key, relation, batches. Raises as ``write_segment``, when all have come to an end."""
     with ThreadPoolExecutor(n_threads, thread_name_prefix="segments") as threads:
         writing = [
             threads.submit(write_segment, storage, key, relation, xid, batches)
-            for key, relation, batches in pieces
+            for key, relation, batches in chunks
         ]
     return [written.result() for written in writing]
 
@@ -139,7 +139,7 @@ class SegmentReader:
         object.__setattr__(self, "storage_uri", self_contained(self.storage_uri, os.environ))
 
     def __call__(self, stored: SegmentPart | MessageFile) -> Iterator[pa.RecordBatch]:
-        storage = _storage(self.storage_uri, os.getpid())
+        storage = storage_of_process(self.storage_uri, os.getpid())
         if isinstance(stored, MessageFile):
             return read_messages(storage, stored)
         return read_segment(storage, stored)
@@ -188,7 +188,8 @@ def verify_messages(file: MessageFile, data: pa.Buffer) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _storage(uri: str, pid: int) -> Storage:
-    """One client for each process: executors read many segments, and clients do not survive a fork."""
+def storage_of_process(uri: str, pid: int) -> Storage:
+    """The process's client of the storage at ``uri``: executors read many objects, and clients do not survive a fork.
+    ``pid``: of the process that asks."""
     del pid
     return Storage(uri)

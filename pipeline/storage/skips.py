@@ -1,8 +1,8 @@
-"""The transactions that a person gave up with ``xidstream slot skip``: one small object for each.
+"""The transactions that a person skips with ``xidstream slot skip``: one small object for each.
 
 A transaction is named by its xid *and* its commit LSN, because an xid comes round again and an LSN alone is easily
 mistyped: what does not fit both is not touched. The object is written by the command before a run reads it, and once
-more by the run that left the transaction out. It stays as the record of what was given up, by whom and why, until the
+more by the run that left the transaction out. It stays as the record of what was skipped, by whom and why, until the
 slot is dropped with its storage.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from xidstream.pipeline.parked import LeftOutTransaction, RowsGivenUp, rows_given_up
+from xidstream.pipeline.parked import SkippedRows, SkippedTransaction, skipped_rows
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.poison import GivenUp
+from xidstream.pipeline.poison import Skips
 from xidstream.pipeline.storage.envelope import Document, now
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import read_progress
@@ -90,7 +90,7 @@ def read_skips(storage: Storage, layout: Layout) -> tuple[Skip, ...]:
     return tuple(sorted(found, key=lambda skip: int(skip.commit_lsn)))
 
 
-def given_up(storage: Storage, layout: Layout, confirmed_lsn: Lsn) -> GivenUp:
+def pending_skips(storage: Storage, layout: Layout, confirmed_lsn: Lsn) -> Skips:
     """The skipped transactions that the server may still send, with all before ``confirmed_lsn`` confirmed, or that the
     journal has."""
     record = read_progress(storage, layout)
@@ -100,7 +100,7 @@ def given_up(storage: Storage, layout: Layout, confirmed_lsn: Lsn) -> GivenUp:
     return frozenset((s.xid, s.commit_lsn) for s in skips if s.commit_lsn >= confirmed_lsn)
 
 
-def note_left_out(storage: Storage, layout: Layout, met: Iterable[LeftOutTransaction]) -> None:
+def note_skipped(storage: Storage, layout: Layout, met: Iterable[SkippedTransaction]) -> None:
     """Write down that these were met; the first time counts. Raises SegmentCorrupt, StorageFault."""
     wanted = {(each.xid, each.commit_lsn): each.relids for each in met}
     for skip in read_skips(storage, layout):
@@ -109,11 +109,11 @@ def note_left_out(storage: Storage, layout: Layout, met: Iterable[LeftOutTransac
             write_skip(storage, layout, dataclasses.replace(skip, left_out_at=now(), relids=wanted[name]))
 
 
-def rows_left_out(storage: Storage, layout: Layout) -> tuple[RowsGivenUp, ...]:
+def read_skipped_rows(storage: Storage, layout: Layout) -> tuple[SkippedRows, ...]:
     """The tables of which a run has left rows out because of these. Raises SegmentCorrupt, StorageFault."""
     return tuple(
         rows
         for skip in read_skips(storage, layout)
         if skip.left_out_at is not None
-        for rows in rows_given_up([LeftOutTransaction(skip.xid, skip.commit_lsn, skip.relids)])
+        for rows in skipped_rows([SkippedTransaction(skip.xid, skip.commit_lsn, skip.relids)])
     )

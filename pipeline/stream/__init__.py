@@ -1,27 +1,27 @@
 """The stream of one slot, cut into what can be decoded in parallel: no server, no Ray, no rows looked at."""
 
-from xidstream.pipeline.stream.cuts import (
+from xidstream.pipeline.stream.cutter import StreamCutter
+from xidstream.pipeline.stream.stream_events import (
     Aborted,
     Block,
     Committed,
     CommittedPrepared,
-    Cut,
     PlainBlock,
     Position,
     Prepared,
     RolledBackPrepared,
+    StreamEvent,
     TransactionBlock,
     Unsendable,
     UsedRelations,
 )
-from xidstream.pipeline.stream.cutter import StreamCutter
 
 __all__ = [
     "Aborted",
     "Block",
     "Committed",
     "CommittedPrepared",
-    "Cut",
+    "StreamEvent",
     "PlainBlock",
     "Position",
     "Prepared",

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from xidstream.pipeline.pgoutput.relids import relids_of
-from xidstream.pipeline.stream.cuts import Block, TransactionBlock
 from xidstream.pipeline.stream.pending import PendingMessages, lsn_of
 from xidstream.pipeline.stream.relation_book import RelationBook
+from xidstream.pipeline.stream.stream_events import Block, TransactionBlock
 
 
 class BlockMaker:

@@ -6,7 +6,7 @@ then takes note of where the stream stands. Only the rare messages (R, Y, S, E, 
 ``feed``, and of B and C only what a block's ends need is parsed. ``feed`` takes any message, so a stream may come
 through it alone.
 
-Messages are taken in order, and ``settle`` and ``feed`` return the cuts that they complete, mostly none. Where the
+Messages are taken in order, and ``settle`` and ``feed`` return the events that they complete, mostly none. Where the
 messages of a transaction go:
 
 - small plain transactions are gathered whole into a *plain block* (``plain_transactions``);
@@ -31,7 +31,7 @@ The plain block comes first, because 760 committed before 740. Its buffer drops 
 What may come where is the grammar's: its table tells ``feed``, as it tells the compiled loop, which messages need no
 look, and it is asked about all others.
 
-Invariants: cuts come in stream order, and everything gathered of a transaction is cut before its end is;
+Invariants: events come in stream order, and everything gathered of a transaction is cut before its end is;
 a commit of any kind is preceded by the plain block of all commits before it; within one block a relid has one
 version, because a changed R cuts first; the bytes gathered stay under ``pending_limit_bytes`` (the largest
 open transactions are cut when they would not).
@@ -78,18 +78,18 @@ from xidstream.pipeline.pgoutput.messages import (
 from xidstream.pipeline.pgoutput.parser import parse_message
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.stream.block_maker import BlockMaker
-from xidstream.pipeline.stream.cuts import (
-    CommittedPrepared,
-    Cut,
-    Position,
-    RolledBackPrepared,
-    Unsendable,
-)
 from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.stream.open_streams import OpenStreams
-from xidstream.pipeline.stream.pending import NO_CUTS, CopyData, PendingMessages, lsn_of
+from xidstream.pipeline.stream.pending import NO_EVENTS, CopyData, PendingMessages, lsn_of
 from xidstream.pipeline.stream.plain_transactions import PlainTransactions
 from xidstream.pipeline.stream.relation_book import RelationBook
+from xidstream.pipeline.stream.stream_events import (
+    CommittedPrepared,
+    Position,
+    RolledBackPrepared,
+    StreamEvent,
+    Unsendable,
+)
 
 _MOVES: Final = [
     bytes(row) for row in TRANSITIONS
@@ -179,16 +179,16 @@ class StreamCutter:
         target.mode = self._mode
         return target
 
-    def settle(self) -> Sequence[Cut]:
+    def settle(self) -> Sequence[StreamEvent]:
         """Take note of what was appended to ``target``, perhaps many transactions."""
         if self._current is not None:
-            return self._cut(self._current) if self._current.n_bytes >= self._block_bytes else NO_CUTS
+            return self._cut(self._current) if self._current.n_bytes >= self._block_bytes else NO_EVENTS
         plain = self._plain
         if plain.mode != self._mode:
             self._move_plain(plain.mode)
-        return self._cut_plain() if plain.n_bytes >= self._block_bytes else NO_CUTS
+        return self._cut_plain() if plain.n_bytes >= self._block_bytes else NO_EVENTS
 
-    def feed(self, data: CopyData) -> Sequence[Cut]:
+    def feed(self, data: CopyData) -> Sequence[StreamEvent]:
         """Take one XLogData message. Raises ProtocolViolation, naming its LSN, for one that is not legal."""
         try:
             kind = data[HEADER_BYTES]
@@ -202,7 +202,7 @@ class StreamCutter:
             if after == IN_PLAIN:
                 return self._append(data)
             self._plain.end_transaction(data)
-            return self.flush() if self._plain.n_bytes >= self._block_bytes else NO_CUTS
+            return self.flush() if self._plain.n_bytes >= self._block_bytes else NO_EVENTS
         if kind == _START and len(data) == _START_BYTES and not data[-1]:
             # A stream that is open goes on. With many of them the server sends pieces of some hundred rows, and a
             # message that is parsed in full costs as much as all these.
@@ -214,33 +214,33 @@ class StreamCutter:
             return self._streams.stop()
         return self._look(kind, data)
 
-    def position(self, wal_end: Lsn) -> Sequence[Cut]:
+    def position(self, wal_end: Lsn) -> Sequence[StreamEvent]:
         """A keepalive said that all up to ``wal_end`` was decoded; nothing gathered may be overtaken by it."""
         if self._mode != OUTSIDE:
-            return NO_CUTS
+            return NO_EVENTS
         return (*self.flush(), Position(wal_end))
 
-    def flush(self) -> Sequence[Cut]:
+    def flush(self) -> Sequence[StreamEvent]:
         """Cut the whole plain transactions gathered so far."""
         return self._plain.flush()
 
-    def flush_open(self) -> Sequence[Cut]:
+    def flush_open(self) -> Sequence[StreamEvent]:
         """Cut what was gathered of open transactions, so that it does not wait for their end."""
-        cuts = self._streams.cut_all()
+        events = self._streams.cut_all()
         if self._current is None or self._current.streamed:
-            return cuts
-        return [*cuts, *self._cut(self._current)]
+            return events
+        return [*events, *self._cut(self._current)]
 
-    def unsendable(self, error: XidstreamError) -> tuple[Sequence[Cut], Unsendable]:
-        """The server ended the stream with ``error``: the last cuts, and the transaction that it was sending."""
-        cuts = self.flush()
+    def unsendable(self, error: XidstreamError) -> tuple[Sequence[StreamEvent], Unsendable]:
+        """The server ended the stream with ``error``: the last events, and the transaction that it was sending."""
+        events = self.flush()
         xid, lsn = Xid(0), INVALID_LSN
         if self._current is not None:
             xid, lsn = self._current.xid, self._current.commit_lsn
         elif self._mode == IN_PLAIN:
             begin = self._plain.open_begin()
             xid, lsn = begin.xid, begin.final_lsn
-        return cuts, Unsendable(xid, lsn, _naming(error, xid, lsn))
+        return events, Unsendable(xid, lsn, _naming(error, xid, lsn))
 
     # -- where messages go -----------------------------------------------------------------------------
 
@@ -253,39 +253,39 @@ class StreamCutter:
         self._current = current
         self._mode = OUTSIDE if current is None else IN_ROWS
 
-    def _enter_stream(self, xid: Xid, *, first: bool, lsn: Lsn) -> Sequence[Cut]:
+    def _enter_stream(self, xid: Xid, *, first: bool, lsn: Lsn) -> Sequence[StreamEvent]:
         self._grammar.on_control(_START, xid, first=first, lsn=lsn)
         self._current, self._mode = self._streams.start(xid, lsn), IN_ROWS
-        return NO_CUTS
+        return NO_EVENTS
 
-    def _append(self, data: CopyData) -> Sequence[Cut]:
+    def _append(self, data: CopyData) -> Sequence[StreamEvent]:
         """To the transaction that is open."""
         if len(data) >= _ALONE_BYTES:
             return self._append_alone(data)
         target = self._plain if self._current is None else self._current
         target.append(data)
         if target.n_bytes < self._block_bytes:
-            return NO_CUTS
+            return NO_EVENTS
         return self._cut_plain() if self._current is None else self._cut(self._current)
 
-    def _append_alone(self, data: CopyData) -> Sequence[Cut]:
+    def _append_alone(self, data: CopyData) -> Sequence[StreamEvent]:
         if self._current is None:
-            cuts = [*self.flush(), *self._promote()]
+            events = [*self.flush(), *self._promote()]
         else:
-            cuts = list(self._cut(self._current))
+            events = list(self._cut(self._current))
         assert self._current is not None
         self._current.append(data)
-        return [*cuts, *self._cut(self._current)]
+        return [*events, *self._cut(self._current)]
 
-    def _cut(self, current: PendingMessages) -> Sequence[Cut]:
+    def _cut(self, current: PendingMessages) -> Sequence[StreamEvent]:
         return self._streams.cut(current) if current.streamed else self._maker.cut(current)
 
-    def _cut_plain(self) -> Sequence[Cut]:
+    def _cut_plain(self) -> Sequence[StreamEvent]:
         """A block of small transactions is full: it is all theirs, or the last one has outgrown it."""
-        cuts = self.flush()
-        return [*cuts, *self._promote()] if self._plain.n_bytes >= self._block_bytes else cuts
+        events = self.flush()
+        return [*events, *self._promote()] if self._plain.n_bytes >= self._block_bytes else events
 
-    def _promote(self) -> Sequence[Cut]:
+    def _promote(self) -> Sequence[StreamEvent]:
         """The open plain transaction goes on by itself."""
         promoted = self._plain.promote()
         self._set_current(promoted)
@@ -293,7 +293,7 @@ class StreamCutter:
 
     # -- rare messages ---------------------------------------------------------------------------------
 
-    def _look(self, kind: int, data: CopyData) -> Sequence[Cut]:
+    def _look(self, kind: int, data: CopyData) -> Sequence[StreamEvent]:
         if kind in b"IUDT" or (kind == MessageType.MESSAGE and self._mode != OUTSIDE):
             self._grammar.check(kind, lsn=lsn_of(data))
             return self._append(data)
@@ -309,58 +309,58 @@ class StreamCutter:
             return staying(self, message, data)
         subxid = message.subxid if isinstance(message, StreamAbort) else None
         self._grammar.on_control(kind, getattr(message, "xid", None), subxid=subxid, lsn=lsn)
-        cuts = self.flush() if kind in _BEHIND_PLAIN_BLOCK else NO_CUTS
-        return [*cuts, *self._MOVING[kind](self, message)]
+        events = self.flush() if kind in _BEHIND_PLAIN_BLOCK else NO_EVENTS
+        return [*events, *self._MOVING[kind](self, message)]
 
     @property
     def _stream(self) -> PendingMessages | None:
         """The open stream in which R and Y hold, as the book has it."""
         return self._current if self._current is not None and self._current.streamed else None
 
-    def _type(self, message: Type, data: CopyData) -> Sequence[Cut]:
+    def _type(self, message: Type, data: CopyData) -> Sequence[StreamEvent]:
         self._grammar.check(MessageType.TYPE, lsn=lsn_of(data))
         self._book.add_type(self._stream, message)
-        return NO_CUTS
+        return NO_EVENTS
 
-    def _relation(self, message: Relation, data: CopyData) -> Sequence[Cut]:
+    def _relation(self, message: Relation, data: CopyData) -> Sequence[StreamEvent]:
         self._grammar.check(MessageType.RELATION, lsn=lsn_of(data))
         stream = self._stream
         body = bytes(data[HEADER_BYTES + 1 + (4 if stream is not None else 0) :])
-        cuts: Sequence[Cut] = NO_CUTS
+        events: Sequence[StreamEvent] = NO_EVENTS
         if self._book.changes(stream, message, body):
             if self._current is not None:
-                cuts = self._cut(self._current)
+                events = self._cut(self._current)
             else:
-                cuts = self.flush()
+                events = self.flush()
                 if self._plain.has_open_rows:
-                    cuts = [*cuts, *self._promote()]
+                    events = [*events, *self._promote()]
         self._book.declare(stream, message, body)
-        return cuts
+        return events
 
-    def _origin(self, message: Origin, data: CopyData) -> Sequence[Cut]:
+    def _origin(self, message: Origin, data: CopyData) -> Sequence[StreamEvent]:
         if self._current is None:
             self._grammar.check(MessageType.ORIGIN, lsn=lsn_of(data))
             return self._append(data)
         self._grammar.on_control(MessageType.ORIGIN, lsn=lsn_of(data))
         self._current.origin = message.name
-        return NO_CUTS
+        return NO_EVENTS
 
-    def _message_between(self, message: LogicalMessage, data: CopyData) -> Sequence[Cut]:
+    def _message_between(self, message: LogicalMessage, data: CopyData) -> Sequence[StreamEvent]:
         self._grammar.check(MessageType.MESSAGE, transactional=message.transactional, lsn=lsn_of(data))
         # Between transactions: it is whole by itself, and keeps its place among them.
         self._plain.add_whole(data)
-        return self.flush() if self._plain.n_bytes >= self._block_bytes else NO_CUTS
+        return self.flush() if self._plain.n_bytes >= self._block_bytes else NO_EVENTS
 
-    def _commit(self, message: Commit) -> Sequence[Cut]:
+    def _commit(self, message: Commit) -> Sequence[StreamEvent]:
         promoted = self._take_current()
         return [*self._cut(promoted), promoted.committed(message)]
 
-    def _begin_prepare(self, message: BeginPrepare) -> Sequence[Cut]:
+    def _begin_prepare(self, message: BeginPrepare) -> Sequence[StreamEvent]:
         lsn = message.prepare_lsn
         self._set_current(PendingMessages(self._spares, message.xid, lsn, commit_lsn=lsn))
-        return NO_CUTS
+        return NO_EVENTS
 
-    def _prepare(self, message: Prepare) -> Sequence[Cut]:
+    def _prepare(self, message: Prepare) -> Sequence[StreamEvent]:
         if self._current is None:
             # Without its b: a transaction that only locked rows (PostgreSQL 18). It holds nothing, and yet K follows.
             return (PendingMessages(self._spares, message.xid, message.prepare_lsn).prepared(message),)
@@ -373,7 +373,7 @@ class StreamCutter:
         self._set_current(None)
         return current
 
-    def _commit_prepared(self, message: CommitPrepared) -> Sequence[Cut]:
+    def _commit_prepared(self, message: CommitPrepared) -> Sequence[StreamEvent]:
         end = TransactionEnd(
             xid=message.xid,
             commit_lsn=message.commit_lsn,
@@ -383,28 +383,28 @@ class StreamCutter:
         )
         return (*self._streams.forget(message.xid), CommittedPrepared(end))
 
-    def _rollback_prepared(self, message: RollbackPrepared) -> Sequence[Cut]:
+    def _rollback_prepared(self, message: RollbackPrepared) -> Sequence[StreamEvent]:
         rolled_back = RolledBackPrepared(
             message.xid, message.gid, message.prepare_end_lsn, message.rollback_end_lsn
         )
         return (*self._streams.forget(message.xid), rolled_back)
 
-    def _stream_commit(self, message: StreamCommit) -> Sequence[Cut]:
+    def _stream_commit(self, message: StreamCommit) -> Sequence[StreamEvent]:
         return self._streams.commit(message)
 
-    def _stream_prepare(self, message: StreamPrepare) -> Sequence[Cut]:
+    def _stream_prepare(self, message: StreamPrepare) -> Sequence[StreamEvent]:
         return self._streams.prepare(message)
 
-    def _stream_abort(self, message: StreamAbort) -> Sequence[Cut]:
+    def _stream_abort(self, message: StreamAbort) -> Sequence[StreamEvent]:
         return self._streams.abort(message)
 
-    _STAYING: ClassVar[Mapping[int, Callable[[StreamCutter, Any, CopyData], Sequence[Cut]]]] = {
+    _STAYING: ClassVar[Mapping[int, Callable[[StreamCutter, Any, CopyData], Sequence[StreamEvent]]]] = {
         MessageType.TYPE: _type,
         MessageType.RELATION: _relation,
         MessageType.ORIGIN: _origin,
         MessageType.MESSAGE: _message_between,
     }
-    _MOVING: ClassVar[Mapping[int, Callable[[StreamCutter, Any], Sequence[Cut]]]] = {
+    _MOVING: ClassVar[Mapping[int, Callable[[StreamCutter, Any], Sequence[StreamEvent]]]] = {
         MessageType.COMMIT: _commit,
         MessageType.BEGIN_PREPARE: _begin_prepare,
         MessageType.PREPARE: _prepare,

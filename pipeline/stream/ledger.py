@@ -2,9 +2,9 @@
 
 The job: all that the reader knows of one open transaction stands in its ``TransactionRecord``. The parts are given the
 ledger or a record, and keep no map by xid of their own: ``Grammar`` and ``OpenStreams`` on the thread that reads,
-``CutRouting``, ``BufferPool`` and ``BufferPoolPolicy`` on the thread that sends.
+``EventRouter``, ``BufferPool`` and ``BufferPoolPolicy`` on the thread that sends.
 
-Two threads write, and the queue of cuts is between them. So a record has two halves, and each attribute is written by
+Two threads write, and the queue of events is between them. So a record has two halves, and each attribute is written by
 one thread alone. The halves do not end together: a stream ends for the reading thread with the commit message, and for
 the sending thread some blocks later, with the call that carries the commit.
 
@@ -46,8 +46,8 @@ from xidstream.pipeline.exchange import BufferedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 
 if TYPE_CHECKING:
-    from xidstream.pipeline.stream.cuts import TransactionBlock
     from xidstream.pipeline.stream.pending import PendingMessages
+    from xidstream.pipeline.stream.stream_events import TransactionBlock
 
 
 @dataclass(eq=False, slots=True)
@@ -90,14 +90,14 @@ class TransactionRecord:
     def __post_init__(self) -> None:
         self.held = BufferedTransaction(self.xid, 0, 0, 0)
 
-    def note(self, cut: TransactionBlock) -> None:
+    def note(self, event: TransactionBlock) -> None:
         """A block of it is sent."""
         if not self.n_bytes:
             self.since_s = time.monotonic()
-        self.streamed = cut.streamed
-        self.n_bytes += cut.block.n_bytes
-        self.n_rolled_back += len(cut.aborted)
-        self.tables.update(version.name for version in cut.block.relations.versions.values())
+        self.streamed = event.streamed
+        self.n_bytes += event.block.n_bytes
+        self.n_rolled_back += len(event.aborted)
+        self.tables.update(version.name for version in event.block.relations.versions.values())
 
     def next_step(self) -> int:
         """The number of the next block, from 0 on."""

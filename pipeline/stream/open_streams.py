@@ -20,10 +20,10 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pgoutput.messages import StreamAbort, StreamCommit, StreamPrepare
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.stream.block_maker import BlockMaker
-from xidstream.pipeline.stream.cuts import Aborted, Cut
 from xidstream.pipeline.stream.ledger import TransactionLedger
-from xidstream.pipeline.stream.pending import NO_CUTS, PendingMessages
+from xidstream.pipeline.stream.pending import NO_EVENTS, PendingMessages
 from xidstream.pipeline.stream.relation_book import RelationBook
+from xidstream.pipeline.stream.stream_events import Aborted, StreamEvent
 
 
 class OpenStreams:
@@ -72,51 +72,51 @@ class OpenStreams:
         self._current = stream
         return stream
 
-    def stop(self) -> Sequence[Cut]:
+    def stop(self) -> Sequence[StreamEvent]:
         stream = self._current
         assert stream is not None
         self._current = None
         self.n_waiting_bytes += stream.n_bytes
         if self.n_waiting_bytes <= self._pending_limit_bytes:
-            return NO_CUTS
+            return NO_EVENTS
         # Several at once, because blocks for the same buffer share a call.
-        cuts: list[Cut] = []
+        events: list[StreamEvent] = []
         for largest in sorted(self._streams(), key=lambda s: s.n_bytes, reverse=True):
             if self.n_waiting_bytes <= self._pending_limit_bytes // 2:
                 break
-            cuts += self.cut(largest)
-        return cuts
+            events += self.cut(largest)
+        return events
 
-    def cut(self, stream: PendingMessages) -> Sequence[Cut]:
+    def cut(self, stream: PendingMessages) -> Sequence[StreamEvent]:
         if stream is not self._current:
             self.n_waiting_bytes -= stream.n_bytes
         return self._maker.cut(stream)
 
-    def cut_all(self) -> Sequence[Cut]:
-        return [cut for stream in self._streams() for cut in self.cut(stream)]
+    def cut_all(self) -> Sequence[StreamEvent]:
+        return [event for stream in self._streams() for event in self.cut(stream)]
 
     # -- ends ------------------------------------------------------------------------------------------
 
-    def commit(self, message: StreamCommit) -> Sequence[Cut]:
-        stream, cuts = self._end(message.xid)
+    def commit(self, message: StreamCommit) -> Sequence[StreamEvent]:
+        stream, events = self._end(message.xid)
         self._book.promote(stream)
-        return [*cuts, stream.committed(message)]
+        return [*events, stream.committed(message)]
 
-    def prepare(self, message: StreamPrepare) -> Sequence[Cut]:
-        stream, cuts = self._end(message.xid)
+    def prepare(self, message: StreamPrepare) -> Sequence[StreamEvent]:
+        stream, events = self._end(message.xid)
         self._book.drop(stream)
-        return [*cuts, stream.prepared(message)]
+        return [*events, stream.prepared(message)]
 
-    def abort(self, message: StreamAbort) -> Sequence[Cut]:
+    def abort(self, message: StreamAbort) -> Sequence[StreamEvent]:
         if message.subxid == message.xid:
             return self.forget(message.xid)
         record = self._ledger.get(message.xid)
         # Legal without a stream: all its changes were filtered out, or nothing of it was streamed.
         if record is not None and record.pending is not None:
             record.pending.abort(message.subxid)
-        return NO_CUTS
+        return NO_EVENTS
 
-    def forget(self, xid: Xid) -> Sequence[Cut]:
+    def forget(self, xid: Xid) -> Sequence[StreamEvent]:
         """Drop the stream of ``xid``, where there is one.
 
         K and r call for it as well: under memory pressure the server streams a transaction again whose prepare we
@@ -126,24 +126,24 @@ class OpenStreams:
         """
         stream = self._ledger.take_pending(xid)
         if stream is None:
-            return NO_CUTS
+            return NO_EVENTS
         self.n_waiting_bytes -= stream.n_bytes
         self._book.drop(stream)
         if stream.has_blocks:
             return (Aborted(xid),)
         self._ledger.remove(xid)
-        return NO_CUTS
+        return NO_EVENTS
 
     # -- inside ----------------------------------------------------------------------------------------
 
     def _streams(self) -> Iterator[PendingMessages]:
         return (record.pending for record in self._ledger.streams if record.pending is not None)
 
-    def _end(self, xid: Xid) -> tuple[PendingMessages, Sequence[Cut]]:
-        """The stream, which has ended, and its last cuts."""
+    def _end(self, xid: Xid) -> tuple[PendingMessages, Sequence[StreamEvent]]:
+        """The stream, which has ended, and its last events."""
         stream = self._ledger.take_pending(xid)
         assert stream is not None, "the grammar has seen its first block"
-        cuts = self.cut(stream)
+        events = self.cut(stream)
         if not stream.has_blocks:
             self._ledger.remove(xid)
-        return stream, cuts
+        return stream, events

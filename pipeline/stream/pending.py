@@ -13,12 +13,12 @@ from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.pgoutput.message_buffer import MessageBuffer
 from xidstream.pipeline.pgoutput.messages import Commit, Prepare, StreamCommit, StreamPrepare
 from xidstream.pipeline.pgoutput.spares import Spares
-from xidstream.pipeline.stream.cuts import Committed, Cut, Prepared
 from xidstream.pipeline.stream.relation_scope import RelationScope
+from xidstream.pipeline.stream.stream_events import Committed, Prepared, StreamEvent
 
 CopyData = bytes | memoryview
 """One CopyData message. Gathering copies it."""
-NO_CUTS: Final[tuple[Cut, ...]] = ()
+NO_EVENTS: Final[tuple[StreamEvent, ...]] = ()
 
 
 def lsn_of(data: CopyData) -> Lsn:

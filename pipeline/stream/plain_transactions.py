@@ -15,8 +15,8 @@ from xidstream.pipeline.pgoutput.messages import Begin
 from xidstream.pipeline.pgoutput.parser import parse_begin, parse_commit, parse_origin
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.stream.block_maker import BlockMaker
-from xidstream.pipeline.stream.cuts import Cut, PlainBlock
-from xidstream.pipeline.stream.pending import NO_CUTS, PendingMessages, lsn_of
+from xidstream.pipeline.stream.pending import NO_EVENTS, PendingMessages, lsn_of
+from xidstream.pipeline.stream.stream_events import PlainBlock, StreamEvent
 
 
 class PlainTransactions(MessageBuffer):
@@ -26,10 +26,10 @@ class PlainTransactions(MessageBuffer):
         super().__init__(spares)
         self._maker = maker
 
-    def flush(self) -> Sequence[Cut]:
+    def flush(self) -> Sequence[StreamEvent]:
         """Cut the whole transactions. What is open stays, and is then the first here."""
         if not self.whole_messages:
-            return NO_CUTS
+            return NO_EVENTS
         last, n_transactions = self.last_commit, self.n_transactions
         if last is None:
             block = self._maker.block(None, *self.detach_whole())

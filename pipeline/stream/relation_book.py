@@ -43,9 +43,9 @@ from xidstream.pipeline.schema import (
     WeightedLru,
     shared_columns,
 )
-from xidstream.pipeline.stream.cuts import UsedRelations
 from xidstream.pipeline.stream.pending import PendingMessages
 from xidstream.pipeline.stream.relation_scope import RelationScope
+from xidstream.pipeline.stream.stream_events import UsedRelations
 
 REMEMBERED_COLUMNS: Final = 32 << 10
 """Versions are kept as objects up to about so many columns, of some 250 bytes each: 8 MiB."""

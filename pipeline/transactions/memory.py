@@ -35,10 +35,10 @@ about 1 MB of Parquet."""
 _FILE_BYTES: Final = 256 << 10
 """So much of one relation version becomes a file of its own at the commit. A file takes 2 ms here, whatever is in it,
 so files of thousands of tables would take seconds."""
-PIECE_BYTES: Final = 16 << 20
+CHUNK_BYTES: Final = 16 << 20
 """In memory, for another file at the commit: 4 MB of Parquet. Smaller ones would cost readers more than this saves."""
-MOST_PIECES: Final = 4
-"""The most pieces of one relation version that are written at a time."""
+MOST_CHUNKS: Final = 4
+"""The most chunks of one relation version that are written at a time."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,17 @@ def take_last_segments(
         return
     for relation, n_bytes in transaction.group_sizes().items():
         if n_bytes >= _FILE_BYTES:
-            n_pieces = max(1, min(MOST_PIECES, n_bytes // PIECE_BYTES))
-            for piece in _cut(transaction.take_group(relation), n_pieces):
-                yield relation, piece
+            n_chunks = max(1, min(MOST_CHUNKS, n_bytes // CHUNK_BYTES))
+            for chunk in _cut(transaction.take_group(relation), n_chunks):
+                yield relation, chunk
 
 
-def _cut(batches: list[pa.RecordBatch], n_pieces: int) -> list[list[pa.RecordBatch]]:
-    """At most so many pieces, in order, of about as many rows; no batch is cut."""
+def _cut(batches: list[pa.RecordBatch], n_chunks: int) -> list[list[pa.RecordBatch]]:
+    """At most so many chunks, in order, of about as many rows; no batch is cut."""
     n_rows = sum(batch.num_rows for batch in batches)
-    pieces: dict[int, list[pa.RecordBatch]] = {}
+    chunks: dict[int, list[pa.RecordBatch]] = {}
     n_before = 0
     for batch in batches:
-        pieces.setdefault(n_before * n_pieces // n_rows, []).append(batch)
+        chunks.setdefault(n_before * n_chunks // n_rows, []).append(batch)
         n_before += batch.num_rows
-    return list(pieces.values())
+    return list(chunks.values())

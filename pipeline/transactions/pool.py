@@ -124,7 +124,7 @@ class BufferPoolPolicy:
         if not candidates:
             raise PoolFull("no buffer was started")
         number = min(candidates)[2]
-        self._place(record, number)
+        self._give_to(record, number)
         self._n_open += 1
         return number
 
@@ -140,7 +140,7 @@ class BufferPoolPolicy:
             record = next(reversed(crowd))
             del crowd[record]
             self._buffers[source].n_held -= 1
-            self._place(record, target)
+            self._give_to(record, target)
             orders.append(Move(record, source, target))
         return orders
 
@@ -206,7 +206,7 @@ class BufferPoolPolicy:
             self._buffers[number].idle_since_s = now_s
         return set(wanted)
 
-    def _place(self, record: TransactionRecord, number: int) -> None:
+    def _give_to(self, record: TransactionRecord, number: int) -> None:
         record.buffer = number
         self._buffers[number].open[record] = None
         self._buffers[number].n_held += 1

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.exchange import Sealed, TransactionEnd, Undeliverable
-from xidstream.pipeline.parked import BadTable, LeftOutTransaction
+from xidstream.pipeline.parked import BadTable, SkippedTransaction
 from xidstream.pipeline.schema import rows
 
 
@@ -52,12 +52,10 @@ def empty_unit(end: TransactionEnd) -> Sealed:
     return Sealed(transaction_row(end, 0, (), with_messages=False), (), (), (), 0, 0)
 
 
-def given_up_unit(end: TransactionEnd, relids: Iterable[int] | None = None) -> Sealed:
-    """A transaction that was given up. ``relids``: the tables of its rows; None where they are not known."""
+def skipped_unit(end: TransactionEnd, relids: Iterable[int] | None = None) -> Sealed:
+    """A skipped transaction. ``relids``: the tables of its rows; None where they are not known."""
     known = None if relids is None else tuple(sorted(set(relids)))
-    return dataclasses.replace(
-        empty_unit(end), left_out=(LeftOutTransaction(end.xid, end.commit_lsn, known),)
-    )
+    return dataclasses.replace(empty_unit(end), skipped=(SkippedTransaction(end.xid, end.commit_lsn, known),))
 
 
 def undeliverable_unit(error: XidstreamError) -> Sealed:

@@ -46,15 +46,15 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
     TransactionEnd,
 )
-from xidstream.pipeline.packs import UnitParts
+from xidstream.pipeline.packs import PartsBuilder
 from xidstream.pipeline.parked import BadTable
 from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.poison import (
-    NONE_GIVEN_UP,
+    NO_SKIPS,
     BadRows,
-    GivenUp,
     Poison,
+    Skips,
     first_poison,
     kept_notes,
     notes_by_table,
@@ -63,7 +63,7 @@ from xidstream.pipeline.schema import RelationVersion, rows
 from xidstream.pipeline.schema.rows import Stamp
 from xidstream.pipeline.transactions.groups import GroupKey, Groups
 from xidstream.pipeline.transactions.messages import PART_BYTES, message_parts
-from xidstream.pipeline.transactions.sealed import given_up_unit, transaction_row, undeliverable_unit
+from xidstream.pipeline.transactions.sealed import skipped_unit, transaction_row, undeliverable_unit
 from xidstream.pipeline.transactions.survivors import Survivors
 
 _ROWS_PER_REWRITTEN_ROW: Final = 1 / 8
@@ -285,24 +285,24 @@ class OpenTransaction:
         self,
         end: TransactionEnd,
         put: Callable[[pa.RecordBatch | pa.Table], ArrowRef],
-        given_up: GivenUp = NONE_GIVEN_UP,
+        skips: Skips = NO_SKIPS,
         *,
         parks: bool = False,
     ) -> Sealed:
         """Hand everything over to the sequencer. No cut may be open. ``put`` stores rows in contract layout and returns
         their reference.
 
-        If the transaction was given up, or keeps poison, the result says that and has no content. Where tables are
+        If the transaction is skipped, or keeps poison, the result says that and has no content. Where tables are
         parked, it has no rows of those with poison, but tells of them.
         """
         self._expect_open("a commit")
         poison = self.poison()
-        if (end.xid, end.commit_lsn) in given_up:
-            return self._nothing(given_up_unit(end, self._relids()))
+        if (end.xid, end.commit_lsn) in skips:
+            return self._nothing(skipped_unit(end, self._relids()))
         if poison is not None and not parks:
             return self._nothing(undeliverable_unit(poison.of(end.xid, end.commit_lsn)))
         bad = tuple(dataclasses.replace(each, commit_lsn=end.commit_lsn) for each in self.bad_tables())
-        self._leave_out({each.relid for each in bad})
+        self._drop_tables({each.relid for each in bad})
         commit = CommitStamp(end.commit_lsn, end.commit_timestamp_us)
         stamp = Stamp.of_one(end.commit_lsn, end.commit_timestamp_us, end.xid)
         segments = tuple(SegmentPart(segment, commit) for segment in self._whole_segments("committed"))
@@ -328,7 +328,7 @@ class OpenTransaction:
         kept = {key.relid for key in self._groups if key is not None}
         return kept | {s.segment.relation.relid for s in self._spilled} | {note.relid for note in self._notes}
 
-    def _leave_out(self, relids: Collection[int]) -> None:
+    def _drop_tables(self, relids: Collection[int]) -> None:
         """Forget the rows of these tables. Their segments are nobody's."""
         if not relids:
             return
@@ -340,7 +340,7 @@ class OpenTransaction:
         self, stamp: Stamp, put: Callable[[pa.RecordBatch | pa.Table], ArrowRef]
     ) -> tuple[MemoryPart, ...]:
         relations = [key for key in self._groups if key is not None]
-        parts = UnitParts(put, len(relations))
+        parts = PartsBuilder(put, len(relations))
         for relation in relations:
             # Batches are released one by one, so that not all of them exist beside the copies that are put.
             batches = self._groups.take(relation).batches

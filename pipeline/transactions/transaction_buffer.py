@@ -38,7 +38,7 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
 )
 from xidstream.pipeline.faultpoints import reach
-from xidstream.pipeline.packs import UnitParts
+from xidstream.pipeline.packs import PartsBuilder
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion, rows
 from xidstream.pipeline.schema.rows import Stamp
@@ -57,9 +57,9 @@ from xidstream.pipeline.transactions.buffer_calls import (
     RawBlock,
 )
 from xidstream.pipeline.transactions.groups import is_too_large_for_memory
-from xidstream.pipeline.transactions.known_relations import KnownRelations
-from xidstream.pipeline.transactions.memory import MOST_PIECES, BufferMemory, take_last_segments
+from xidstream.pipeline.transactions.memory import MOST_CHUNKS, BufferMemory, take_last_segments
 from xidstream.pipeline.transactions.messages import message_parts
+from xidstream.pipeline.transactions.relation_cache import RelationCache
 from xidstream.pipeline.transactions.transaction import OpenTransaction
 
 if TYPE_CHECKING:
@@ -99,14 +99,14 @@ class TransactionBuffer:
         """Where segments go."""
         self._layout = settings.layout
         """The keys of this epoch."""
-        self._given_up = settings.given_up
+        self._skips = settings.skips
         self._bind_late = settings.bind_late
         self._parks = settings.parks
         self._memory = BufferMemory(settings.memory_bytes)
         """Decides what has to be spilled, and when."""
         self._open: dict[Xid, OpenTransaction] = {}
         """The open transactions, by their top-level xid."""
-        self._known = KnownRelations()
+        self._relation_cache = RelationCache()
         """The relation versions that calls name by number."""
         self._failure: BaseException | None = None
         """The first error: every later call fails with it."""
@@ -124,16 +124,16 @@ class TransactionBuffer:
         block: RawBlock,
     ) -> Sealed:
         """Whole small transactions, decoded and released at once; nothing of them stays here."""
-        self._known.call(numbers, new_versions)
+        self._relation_cache.exchange(numbers, new_versions)
         reach("decoding_block")
-        relations = self._known.relations(numbers)
-        parts = UnitParts(self._put, len(relations))
+        relations = self._relation_cache.relations(numbers)
+        parts = PartsBuilder(self._put, len(relations))
         decoded = self._decode.decode_plain_block(
-            *block, relations, self._given_up, functools.partial(_release_plain, parts), parks=self._parks
+            *block, relations, self._skips, functools.partial(_release_plain, parts), parks=self._parks
         )
         reach("block_decoded")
         if not decoded.is_whole:
-            parts = UnitParts(self._put, len(relations))
+            parts = PartsBuilder(self._put, len(relations))
             for table in decoded.tables:
                 _release_plain(parts, table, decoded.stamp)
         memory = parts.finish()
@@ -146,7 +146,7 @@ class TransactionBuffer:
             n_rows=decoded.n_rows,
             n_bytes=sum(p.n_bytes for p in memory) + sum(p.n_bytes for p in messages),
             undeliverable=decoded.undeliverable,
-            left_out=decoded.left_out,
+            skipped=decoded.skipped,
             bad_tables=decoded.bad_tables,
         )
 
@@ -192,7 +192,7 @@ class TransactionBuffer:
 
     @_unless_failed
     def _learn(self, heads: Sequence[BlockHead], new_versions: Mapping[int, RelationVersion]) -> None:
-        self._known.call([number for head in heads for number in head.relations], new_versions)
+        self._relation_cache.exchange([number for head in heads for number in head.relations], new_versions)
 
     @_unless_failed
     def _add_all(self, heads: Sequence[BlockHead], blocks: Sequence[RawBlock]) -> list[BufferedTransaction]:
@@ -208,7 +208,7 @@ class TransactionBuffer:
         reach("decoding_block")
         decoded = self._decode.decode_transaction_block(
             *block,
-            self._known.relations(head.relations),
+            self._relation_cache.relations(head.relations),
             streamed=head.streamed,
             xid=head.xid,
             first_ordinal=transaction.n_rows,
@@ -268,13 +268,13 @@ class TransactionBuffer:
         transaction = self._started(end.xid, each.step)
         self._roll_back(transaction, each.aborted)
         reach("sealing")
-        is_given_up = (end.xid, end.commit_lsn) in self._given_up
-        if not is_given_up and (self._parks or transaction.poison() is None):
+        is_skipped = (end.xid, end.commit_lsn) in self._skips
+        if not is_skipped and (self._parks or transaction.poison() is None):
             self._shorten(transaction, transaction.cuts())
             if self._bind_late:
                 self._write_last_segments(transaction)
         written = transaction.segment_keys()
-        sealed = transaction.seal(end, self._put, self._given_up, parks=self._parks)
+        sealed = transaction.seal(end, self._put, self._skips, parks=self._parks)
         reach("sealed")
         del self._open[end.xid]
         self._delete_unnamed(written, set(sealed.stored_keys()))
@@ -331,12 +331,12 @@ class TransactionBuffer:
         transaction.spilled(segment, batches)
 
     def _write_last_segments(self, transaction: OpenTransaction) -> None:
-        pieces = [
-            (self._next_key(transaction, ahead), *piece)
-            for ahead, piece in enumerate(take_last_segments(transaction))
+        chunks = [
+            (self._next_key(transaction, ahead), *chunk)
+            for ahead, chunk in enumerate(take_last_segments(transaction))
         ]
-        segments = write_side_by_side(self._storage, transaction.xid, pieces, MOST_PIECES)
-        for segment, (_, _, batches) in zip(segments, pieces, strict=True):
+        segments = write_side_by_side(self._storage, transaction.xid, chunks, MOST_CHUNKS)
+        for segment, (_, _, batches) in zip(segments, chunks, strict=True):
             transaction.spilled(segment, batches)
 
     def _next_key(self, transaction: OpenTransaction, ahead: int = 0) -> str:
@@ -360,6 +360,6 @@ class TransactionBuffer:
         return transaction
 
 
-def _release_plain(parts: UnitParts, table: DecodedTable, stamp: Stamp) -> None:
+def _release_plain(parts: PartsBuilder, table: DecodedTable, stamp: Stamp) -> None:
     released = rows.release(table.batch, table.relation, stamp, plain=True)
     parts.add(table.relation, pa.Table.from_batches([released]))

@@ -1,4 +1,4 @@
-"""``ChangeLog`` as users import it: the change log (``changelog.change_log``) with ``verify``.
+"""``ChangeLog``, as users import it: the log's tables as DataFrames (``changelog.log_frames``), and ``verify``.
 
 It is a class of its own because a verification also needs the server, which the reading of a log does not.
 """
@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xidstream.pipeline.changelog import change_log
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.postgres.login import Login
 from xidstream.pipeline.verify.result import Verification
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class ChangeLog(change_log.ChangeLog):
-    __doc__ = change_log.ChangeLog.__doc__
+class ChangeLog(LogFrames):
+    __doc__ = LogFrames.__doc__
 
     def verify(
         self,

@@ -199,7 +199,7 @@ class Comparing:
             name,
             Verdict.EQUAL if found.differences is None else Verdict.DIFFERS,
             str(moment.lsn),
-            len(moment.left_out),
+            len(moment.unseen_lsns),
             found.source_rows,
             found.log_rows,
             found.n_ranges,

@@ -1,6 +1,6 @@
 """The pipeline in one process: the code of production over a real replication connection, without Ray and Spark.
 
-``open_slot`` → ``StreamCutter`` → ``LocalStages``, which has the routing of cuts, a ``TransactionBuffer`` and a
+``open_slot`` → ``StreamCutter`` → ``LocalStages``, which has the ``EventRouter``, a ``TransactionBuffer`` and a
 ``CommitSequence`` → a ``Sink``. Only the loop that reads and the sink are the tests'.
 A new ``LocalPipeline`` over the same storage and sink is a restart.
 
@@ -39,9 +39,9 @@ from xidstream.pipeline.spark.executor_tasks import released_messages
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import journaled_lsn, last_owner
 from xidstream.pipeline.storage.segment_file import SegmentReader
-from xidstream.pipeline.storage.skips import given_up
+from xidstream.pipeline.storage.skips import pending_skips
 from xidstream.pipeline.storage.storage import Storage
-from xidstream.pipeline.stream import Cut, StreamCutter
+from xidstream.pipeline.stream import StreamCutter, StreamEvent
 from xidstream.pipeline.stream.ledger import TransactionLedger
 
 _MESSAGES_PER_LOOK = 2000
@@ -223,10 +223,10 @@ class LocalPipeline:
             self.layout = Layout(identity.system_identifier, identity.slot, epoch)
             opened = self.slot.opened(start_lsn, last_owner(self.storage, self.layout))
             self._journal = JournalContents(self.storage, self.layout)
-            skipped = given_up(self.storage, self.layout, self.slot.confirmed_flush_lsn)
+            skipped = pending_skips(self.storage, self.layout, self.slot.confirmed_flush_lsn)
             self.stages = LocalStages(
                 options.config(folder),
-                dataclasses.replace(opened, given_up=skipped),
+                dataclasses.replace(opened, skips=skipped),
                 epoch,
                 buffer_memory_bytes=options.buffer_memory_bytes,
                 write=lambda batch: sink.write(batch, self.storage),
@@ -336,9 +336,9 @@ class LocalPipeline:
         if keepalive.reply_requested:
             self._send_status(reply=False)
 
-    def _send(self, cuts: Sequence[Cut]) -> None:
-        if cuts:
-            self.stages.send(cuts)
+    def _send(self, events: Sequence[StreamEvent]) -> None:
+        if events:
+            self.stages.send(events)
 
     def _confirm(self, lsn: Lsn) -> None:
         if lsn > self.confirmed_lsn:

@@ -29,13 +29,12 @@ from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.storage.keys import Layout
-from xidstream.pipeline.stream import Cut, PlainBlock, Prepared, TransactionBlock
+from xidstream.pipeline.stream import PlainBlock, Prepared, StreamEvent, TransactionBlock
 from xidstream.pipeline.stream.backlog import Backlog
-from xidstream.pipeline.stream.cut_routing import CutRouting
+from xidstream.pipeline.stream.event_router import EventRouter
 from xidstream.pipeline.stream.ledger import TransactionLedger
-from xidstream.pipeline.transactions.buffer_calls import BufferSettings, RawBlock
-from xidstream.pipeline.transactions.known_relations import KnownRelations
-from xidstream.pipeline.transactions.parcels import Parcel
+from xidstream.pipeline.transactions.buffer_calls import BufferCall, BufferSettings, RawBlock
+from xidstream.pipeline.transactions.relation_cache import RelationCache
 from xidstream.pipeline.transactions.transaction_buffer import TransactionBuffer
 
 _Result = TypeVar("_Result")
@@ -58,16 +57,16 @@ def table_of(ref: InProcess) -> pa.Table:
 
 
 class _Buffer(TransactionBuffer):
-    """``parcel``: what goes with the next call; ``known``: which relation versions it was told."""
+    """``next_call``: what goes with the next call; ``relation_cache``: which relation versions it was told."""
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings, InProcess)
-        self.parcel = Parcel()
-        self.known = KnownRelations()
+        self.next_call = BufferCall()
+        self.relation_cache = RelationCache()
 
 
 class LocalBuffers:
-    """``cut_routing.Buffers``, called directly; ``result`` makes an awaitable of what they return."""
+    """``event_router.Buffers``, called directly; ``result`` makes an awaitable of what they return."""
 
     def __init__(
         self, settings: BufferSettings, result: Callable[[Any], Any], spares: Spares | None = None
@@ -96,26 +95,26 @@ class LocalBuffers:
         carried = pickle.loads(pickle.dumps(source.give_up(xid, self._steps[xid])))
         self._note(self._of(xid).adopt(carried))
 
-    def add_block(self, cut: TransactionBlock) -> None:
-        self.open.setdefault(cut.xid, BufferedTransaction(cut.xid, 0, 0, 0))
-        self._of(cut.xid).parcel.add_block(cut, self._step(cut.xid))
+    def add_block(self, event: TransactionBlock) -> None:
+        self.open.setdefault(event.xid, BufferedTransaction(event.xid, 0, 0, 0))
+        self._of(event.xid).next_call.add_block(event, self._step(event.xid))
 
     def abort(self, xid: Xid) -> None:
         self._sent(xid).abort(xid, self._leave(xid))
 
-    def decode_plain(self, cut: PlainBlock, ticket: int) -> Any:
-        assert cut.block is not None
-        versions = cut.block.relations.versions
-        new_versions = self._first.known.call(versions, versions)
-        block = self._carried((cut.block.payload, cut.block.lengths))
+    def decode_plain(self, event: PlainBlock, ticket: int) -> Any:
+        assert event.block is not None
+        versions = event.block.relations.versions
+        new_versions = self._first.relation_cache.exchange(versions, versions)
+        block = self._carried((event.block.payload, event.block.lengths))
         return self._result(self._first.decode_plain(tuple(versions), new_versions, block))
 
-    def prepare(self, cut: Prepared, ticket: int) -> Any:
-        return self._result(self._sent(cut.xid).prepare(cut, self._leave(cut.xid)))
+    def prepare(self, event: Prepared, ticket: int) -> Any:
+        return self._result(self._sent(event.xid).prepare(event, self._leave(event.xid)))
 
     def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...]) -> None:
         buffer = self._of(end.xid)
-        buffer.parcel.add_end(end, self._leave(end.xid), aborted)
+        buffer.next_call.add_end(end, self._leave(end.xid), aborted)
 
     def send(self) -> None:
         self._send(self._first)
@@ -134,14 +133,14 @@ class LocalBuffers:
         return buffer
 
     def _send(self, buffer: _Buffer) -> None:
-        parcel = buffer.parcel
-        if not parcel.heads and not parcel.ends:
+        call = buffer.next_call
+        if not call.heads and not call.ends:
             return
-        buffer.parcel = Parcel()
-        new_versions = buffer.known.call(parcel.relation_numbers(), parcel.versions)
-        blocks = [self._carried(block) for block in parcel.blocks]
-        *sealed, helds = buffer.add_and_commit(parcel.heads, new_versions, blocks, parcel.ends)
-        for end, content in zip(parcel.ends, sealed, strict=True):
+        buffer.next_call = BufferCall()
+        new_versions = buffer.relation_cache.exchange(call.relation_numbers(), call.versions)
+        blocks = [self._carried(block) for block in call.blocks]
+        *sealed, helds = buffer.add_and_commit(call.heads, new_versions, blocks, call.ends)
+        for end, content in zip(call.ends, sealed, strict=True):
             self._sealed[end.end.xid] = self._result(content)
         for held in helds:
             self._note(held)
@@ -226,7 +225,7 @@ class LocalStages:
             config.storage,
             layout,
             buffer_memory_bytes,
-            opened.given_up,
+            opened.skips,
             bind_late=bind_late,
             parks=config.on_poison == "park",
         )
@@ -235,7 +234,7 @@ class LocalStages:
         self._sequence = CommitSequence(
             config, epoch, lambda error: error, table_of, InProcess, threads=lambda *_: _AtOnce()
         )
-        self._routing = CutRouting(self.buffers, self._submit, self._backlog, ledger or TransactionLedger())
+        self._router = EventRouter(self.buffers, self._submit, self._backlog, ledger or TransactionLedger())
         try:
             self._run(self._sequence.open(self._tell_reader, opened, None))
             # No time goes by here, so no position may wait for its turn.
@@ -249,11 +248,11 @@ class LocalStages:
     @property
     def end_lsn(self) -> Lsn:
         """Of the last commit that was sent."""
-        return self._routing.end_lsn
+        return self._router.end_lsn
 
-    def send(self, cuts: Iterable[Cut]) -> None:
-        """What the reader does: cuts in stream order."""
-        self._routing.send(cuts)
+    def send(self, events: Iterable[StreamEvent]) -> None:
+        """What the reader does: events in stream order."""
+        self._router.send(events)
 
     def finish(self, shuffle: random.Random | None, *, entirely: bool = True) -> None:
         """Give what buffers returned to the sequencer; with ``shuffle`` in any order, not ``entirely``: some of it."""

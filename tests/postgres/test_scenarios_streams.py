@@ -324,7 +324,7 @@ def test_a_transaction_that_was_given_up_is_left_out_and_written_down_and_the_ot
     write_skip(storage, layout, Skip(Xid(second.xid), Lsn(second.commit_lsn), now))
     scenario.read()
     assert scenario.ids() == [1, 2, 3, 21, 22, 23]
-    assert scenario.streamed.pipeline.stages.report().left_out == ((second.xid, second.commit_lsn),)
+    assert scenario.streamed.pipeline.stages.report().skipped == ((second.xid, second.commit_lsn),)
     (noted,) = read_skips(storage, layout)
     ((relid,),) = scenario.database.execute("SELECT 't'::regclass::oid::int8")
     assert noted.left_out_at is not None and noted.relids == (relid,)

@@ -10,7 +10,7 @@ import pytest
 from tests.differential.scenario import *  # noqa: F403
 from tests.differential.scenario import Scenario, Side
 from xidstream.pipeline.pgoutput.relids import relids_of
-from xidstream.pipeline.stream import Cut, PlainBlock, TransactionBlock
+from xidstream.pipeline.stream import PlainBlock, StreamEvent, TransactionBlock
 
 pytestmark = [
     pytest.mark.postgres,
@@ -27,13 +27,13 @@ class Blocks:
         pipeline: Any = side.pipeline
         send = pipeline._send
 
-        def look(cuts: Iterable[Cut]) -> None:
-            kept = list(cuts)
-            for cut in kept:
-                if isinstance(cut, (PlainBlock, TransactionBlock)) and cut.block is not None:
-                    streamed = isinstance(cut, TransactionBlock) and cut.streamed
-                    relids = relids_of(cut.block.payload, cut.block.lengths, streamed=streamed)
-                    assert sorted(cut.block.relations.relations) == relids
+        def look(events: Iterable[StreamEvent]) -> None:
+            kept = list(events)
+            for event in kept:
+                if isinstance(event, (PlainBlock, TransactionBlock)) and event.block is not None:
+                    streamed = isinstance(event, TransactionBlock) and event.streamed
+                    relids = relids_of(event.block.payload, event.block.lengths, streamed=streamed)
+                    assert sorted(event.block.relations.relations) == relids
                     self.named.append(len(relids))
             send(kept)
 

@@ -129,19 +129,19 @@ def test_creation_names_the_open_session_it_waits_for(database: Database) -> Non
 def test_creation_given_up_while_waiting_leaves_no_slot(database: Database) -> None:
     name = f"s_{database.name}"
 
-    class GivenUp(Exception):
+    class Cancelled(Exception):
         pass
 
     def on_wait(_: tuple[Blocker, ...]) -> None:
-        raise GivenUp
+        raise Cancelled
 
     with psycopg.connect(database.dsn()) as other:
         other.execute("CREATE TABLE t (id int)")
-        with pytest.raises(GivenUp):
+        with pytest.raises(Cancelled):
             create_slot(database.dsn(), name, on_wait=on_wait, wait_notice_s=0.1)
         # The server removes the half-made slot as soon as it has taken in the cancellation.
         wait_until(lambda: not describe_slot(database.dsn(), name).exists)
-        with pytest.raises(GivenUp):
+        with pytest.raises(Cancelled):
             create_slot(database.dsn(), name, on_wait=on_wait, wait_notice_s=0.1)
         wait_until(lambda: not describe_slot(database.dsn(), name).exists)
 

@@ -105,7 +105,7 @@ def test_each_strange_table_is_surveyed_as_the_stream_declares_it(database: Data
     if via_root:
         leaves = [f"{leaf.schema}.{leaf.table}" for leaf in found["other.parted"].leaves]
         assert sorted(leaves) == ["public.parted_1", "public.parted_2", "public.parted_3a"]
-    assert all(source.row_filter is None and not source.left_out for source in found.values())
+    assert all(source.row_filter is None and not source.unpublished_operations for source in found.values())
 
 
 def test_column_lists_and_filters_are_those_that_the_stream_applies(database: Database) -> None:
@@ -142,7 +142,10 @@ def test_column_lists_and_filters_are_those_that_the_stream_applies(database: Da
             for change_id in transaction.inserted_into(source.relation.relid)
         ]
         assert sorted(streamed) == expected, source.name
-    assert found["public.b"].left_out == () and found["s.c"].left_out == ("update", "truncate")
+    assert found["public.b"].unpublished_operations == () and found["s.c"].unpublished_operations == (
+        "update",
+        "truncate",
+    )
     assert found["s.c"].row_filter is None
     (leaf,) = (source for name, source in surveyed(database, "p").items() if name.endswith("leaf"))
     assert leaf.row_filter is None and len(leaf.relation.columns) == 3

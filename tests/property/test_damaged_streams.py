@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fake_libpq import cuts_of
+from tests.fake_libpq import events_of
 from tests.wire import Wire
 from xidstream.pipeline.decode import decode_plain_block, decode_transaction_block
 from xidstream.pipeline.errors import XidstreamError
-from xidstream.pipeline.stream import Cut, PlainBlock, StreamCutter, TransactionBlock
+from xidstream.pipeline.stream import PlainBlock, StreamCutter, StreamEvent, TransactionBlock
 
 _MEMORY_LIMIT_BYTES = 32 << 20
 """The stream has some kilobytes; a length of 2 GB that was believed would show."""
@@ -96,36 +96,36 @@ def damaged(draw: st.DrawFn) -> list[bytes]:
 def read(messages: list[bytes], *, parallel: bool, block_bytes: int) -> int:
     """The rows that the blocks hold."""
     cutter = StreamCutter(block_bytes=block_bytes, pending_limit_bytes=4 * block_bytes, parallel=parallel)
-    cuts = [cut for data in messages for cut in cutter.feed(data)]
-    cuts += [*cutter.flush(), *cutter.flush_open()]
+    events = [event for data in messages for event in cutter.feed(data)]
+    events += [*cutter.flush(), *cutter.flush_open()]
     n_rows = 0
-    for cut in cuts:
-        if isinstance(cut, PlainBlock) and cut.block is not None:
-            block = cut.block
+    for event in events:
+        if isinstance(event, PlainBlock) and event.block is not None:
+            block = event.block
             n_rows += decode_plain_block(block.payload, block.lengths, block.relations.relations).n_rows
-        elif isinstance(cut, TransactionBlock):
-            block = cut.block
+        elif isinstance(event, TransactionBlock):
+            block = event.block
             n_rows += decode_transaction_block(
                 block.payload,
                 block.lengths,
                 block.relations.relations,
-                streamed=cut.streamed,
-                xid=cut.xid,
+                streamed=event.streamed,
+                xid=event.xid,
                 first_ordinal=0,
             ).n_rows
     return n_rows
 
 
-def seen(cuts: Iterable[Cut]) -> list[object]:
-    """What is compared: cuts with arrays in them have no equality of their own."""
+def seen(events: Iterable[StreamEvent]) -> list[object]:
+    """What is compared: events with arrays in them have no equality of their own."""
     found: list[object] = []
-    for cut in cuts:
-        if isinstance(cut, (PlainBlock, TransactionBlock)):
-            block = cut.block
+    for event in events:
+        if isinstance(event, (PlainBlock, TransactionBlock)):
+            block = event.block
             assert block is not None
             found.append((block.payload.tobytes(), block.lengths.tolist(), block.relations))
-            cut = dataclasses.replace(cut, block=None)  # type: ignore[arg-type]
-        found.append(cut)
+            event = dataclasses.replace(event, block=None)  # type: ignore[arg-type]
+        found.append(event)
     return found
 
 
@@ -139,17 +139,17 @@ def test_the_compiled_loop_cuts_and_refuses_what_message_by_message_does(
 
     def attempt(fast: bool) -> tuple[list[object], type | None]:
         cutter = StreamCutter(block_bytes=block_bytes, pending_limit_bytes=4 * block_bytes, parallel=parallel)
-        cuts: list[Cut] = []
+        events: list[StreamEvent] = []
         try:
             if fast:
-                for more in cuts_of(cutter, messages, block_bytes):
-                    cuts += more
+                for more in events_of(cutter, messages, block_bytes):
+                    events += more
             else:
                 for data in messages:
-                    cuts += cutter.feed(data)
+                    events += cutter.feed(data)
         except XidstreamError as error:
-            return seen(cuts), type(error)
-        return seen([*cuts, *cutter.flush(), *cutter.flush_open()]), None
+            return seen(events), type(error)
+        return seen([*events, *cutter.flush(), *cutter.flush_open()]), None
 
     assert attempt(fast=True) == attempt(fast=False)
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.differential.compare import check_confirmations
 from tests.differential.local_pipeline import Options, Sink
 from tests.differential.local_stages import LocalStages
-from tests.fake_libpq import cuts_of
+from tests.fake_libpq import events_of
 from tests.journal_contents import JournalContents
 from tests.pgoutput.messages import ColumnKind, Delete, Insert, Truncate, TupleColumn, TupleData, Update
 from tests.wire import T0_US, Wire
@@ -438,8 +438,8 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
 
     def take() -> None:
         if compiled:
-            for cuts in cuts_of(cutter, wire.take(), options.block_bytes):
-                stages.send(cuts)
+            for events in events_of(cutter, wire.take(), options.block_bytes):
+                stages.send(events)
         for data in wire.take():
             stages.send(cutter.feed(data))
             if choose.random() < 0.02:

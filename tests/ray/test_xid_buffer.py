@@ -24,7 +24,7 @@ from xidstream.actors.xid_buffer import XidBuffer
 from xidstream.pipeline.errors import ComponentLost, PoisonedChange, ProtocolViolation
 from xidstream.pipeline.exchange import TransactionEnd
 from xidstream.pipeline.packs import FEW_TABLES
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.pgoutput.spares import Spares
 from xidstream.pipeline.settings.config import Config
@@ -33,7 +33,7 @@ from xidstream.pipeline.stream import Block as StreamBlock
 from xidstream.pipeline.stream import Prepared, TransactionBlock, UsedRelations
 from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.transactions.buffer_calls import BlockHead, BufferSettings, End
-from xidstream.pipeline.transactions.known_relations import REMEMBERED_COLUMNS
+from xidstream.pipeline.transactions.relation_cache import REMEMBERED_COLUMNS
 
 pytestmark = pytest.mark.ray
 
@@ -134,7 +134,7 @@ def test_what_was_given_up_is_left_out_though_it_could_be_delivered(storage: Pat
         pool.commit(TransactionEnd(Xid(xid), Lsn(0x200), Lsn(0x208), 0, streamed=True), xid)
     pool.send()
     sealed = ray.get(pool.sealed(XID))
-    assert sealed.left_out == (LeftOutTransaction(Xid(700), Lsn(0x200), (5,)),)
+    assert sealed.skipped == (SkippedTransaction(Xid(700), Lsn(0x200), (5,)),)
     assert (sealed.memory, sealed.undeliverable, sealed.transactions.num_rows) == ((), None, 0)
     assert texts_of(ray.get(pool.sealed(Xid(701)))) == ["of 701"], "another xid"
     for buffer in pool._buffers.values():

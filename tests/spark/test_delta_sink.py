@@ -34,7 +34,7 @@ from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.settings.delta_retention import DEFAULT_RETENTION
-from xidstream.pipeline.sinks import log_sink, message_pieces, written_rows
+from xidstream.pipeline.sinks import log_sink, message_chunks, written_rows
 from xidstream.pipeline.sinks.delta_sink import DeltaSink
 
 pytestmark = pytest.mark.spark
@@ -763,10 +763,10 @@ def test_messages_of_both_kinds_are_kept_once_over_restarts(root: Root, make_bat
     assert root.transactions() == [100, 120]
 
 
-def test_messages_from_everywhere_are_written_in_pieces_and_committed_together(
+def test_messages_from_everywhere_are_written_in_chunks_and_committed_together(
     root: Root, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_pieces, "MESSAGE_PIECE_BYTES", 3_000)
+    monkeypatch.setattr(message_chunks, "MESSAGE_CHUNK_BYTES", 3_000)
     monkeypatch.setattr(parquet_files, "ROW_GROUP_BYTES", 3_000)
     monkeypatch.setattr(parquet_files, "FILE_BYTES", 3_000)
     content = random.Random(1).randbytes(500)

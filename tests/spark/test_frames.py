@@ -35,7 +35,7 @@ from tests.spark.support import (
 )
 from xidstream.pipeline.errors import SegmentCorrupt, SinkFailed, UsageError
 from xidstream.pipeline.exchange import MemoryPart, Sealed, SegmentPart
-from xidstream.pipeline.packs import FEW_TABLES, UnitParts
+from xidstream.pipeline.packs import FEW_TABLES, PartsBuilder
 from xidstream.pipeline.parquet import CommitStamp
 from xidstream.pipeline.pg_rules import DDL_PREFIX
 from xidstream.pipeline.schema.relation import CONTRACT_COLUMNS
@@ -333,7 +333,7 @@ def test_parts_of_packs_of_several_units_and_layouts_arrive_exactly(
     units, wanted = [], []
     for n, (version, row) in enumerate([(NATIVE, VALUES), (other, {"b": "text", "i2": 7}), (NATIVE, VALUES)]):
         lsn = 100 + n
-        parts = UnitParts(put_memory, FEW_TABLES + 1)
+        parts = PartsBuilder(put_memory, FEW_TABLES + 1)
         for filler in fillers:
             parts.add(filler, pa.Table.from_batches([_released(filler, [{"id": lsn}], lsn)]))
         parts.add(version, pa.Table.from_batches([_released(version, [row, {"_change": TRUNCATE}], lsn)]))

@@ -34,7 +34,7 @@ from xidstream.pipeline.storage.segment_file import SegmentReader
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import StreamCutter
 from xidstream.pipeline.stream.backlog import Backlog
-from xidstream.pipeline.stream.cut_routing import CutRouting, TicketedCut
+from xidstream.pipeline.stream.event_router import EventRouter, OrderedEvent
 from xidstream.pipeline.stream.ledger import TransactionLedger
 from xidstream.pipeline.transactions.buffer_calls import BufferSettings
 
@@ -58,7 +58,7 @@ class Chain:
         settings = BufferSettings(self.storage.uri, Layout(1, "s", "e"), 1 << 40)
         buffers = LocalBuffers(settings, lambda sealed: sealed)
         ledger = TransactionLedger()
-        self.routing = CutRouting(buffers, self._submit, Backlog(1 << 40), ledger)
+        self.routing = EventRouter(buffers, self._submit, Backlog(1 << 40), ledger)
         self.cutter = StreamCutter(
             block_bytes=4 << 20, pending_limit_bytes=64 << 20, parallel=False, ledger=ledger
         )
@@ -77,7 +77,7 @@ class Chain:
     def flush(self) -> None:
         self.routing.send(self.cutter.flush())
 
-    def _submit(self, entries: list[TicketedCut]) -> None:
+    def _submit(self, entries: list[OrderedEvent]) -> None:
         self.sealed += [entry.result for entry in entries if entry.result is not None]
 
     def batch(self) -> SinkBatch:

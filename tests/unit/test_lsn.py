@@ -29,3 +29,8 @@ def test_an_insert_position_behind_a_page_header_is_no_end_of_a_record(
 )
 def test_a_record_begins_at_the_next_multiple_of_8(lsn: str, next_record: str) -> None:
     assert Lsn.parse(lsn).next_record == Lsn.parse(next_record)
+
+
+def test_bytes_before_an_lsn_end_at_its_beginning() -> None:
+    assert (Lsn(0x100).minus(2), Lsn(1).minus(2), Lsn(0).before) == (0xFE, 0, 0)
+    assert Lsn(0x100).before == Lsn(0x100).minus(1) == 0xFF

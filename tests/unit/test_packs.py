@@ -10,7 +10,7 @@ import pytest
 
 from tests.memory_parts import part_rows
 from xidstream.pipeline import packs
-from xidstream.pipeline.packs import FEW_TABLES, PACK_BYTES, SMALL_BYTES, Packs, UnitParts
+from xidstream.pipeline.packs import FEW_TABLES, PACK_BYTES, SMALL_BYTES, PackReader, PartsBuilder
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import contract_schema
 
@@ -42,7 +42,7 @@ def test_a_unit_of_few_tables_has_an_object_for_each_and_one_of_many_shares(
     n_tables: int, n_objects: int
 ) -> None:
     store = Store()
-    parts = UnitParts(store.put, n_tables)
+    parts = PartsBuilder(store.put, n_tables)
     tables = {relation(n): released(n, f"of {n}", "", "é") for n in range(n_tables)}
     for version, table in tables.items():
         parts.add(version, table)
@@ -55,7 +55,7 @@ def test_a_unit_of_few_tables_has_an_object_for_each_and_one_of_many_shares(
 
 def test_what_is_large_has_an_object_of_its_own_and_what_is_empty_has_none() -> None:
     store = Store()
-    parts = UnitParts(store.put, 1_000)
+    parts = PartsBuilder(store.put, 1_000)
     parts.add(relation(1), released(1, "x" * SMALL_BYTES))
     parts.add(relation(2), released(2))
     parts.add(relation(3), released(3, "small"))
@@ -67,7 +67,7 @@ def test_what_is_large_has_an_object_of_its_own_and_what_is_empty_has_none() -> 
 
 def test_parts_of_a_version_stay_in_order_and_rows_that_are_a_slice_bring_themselves_alone() -> None:
     store = Store()
-    parts = UnitParts(store.put, 1_000)
+    parts = PartsBuilder(store.put, 1_000)
     parts.add(relation(1), released(1, "x" * 2 * SMALL_BYTES))
     parts.add(relation(1), released(1, "y" * 1_000_000, "last").slice(1))
     whole = pa.concat_tables([part_rows(part, store.read) for part in parts.finish()])
@@ -77,7 +77,7 @@ def test_parts_of_a_version_stay_in_order_and_rows_that_are_a_slice_bring_themse
 
 def test_packs_are_closed_in_time_and_their_bytes_count_as_they_are_stored() -> None:
     store = Store()
-    parts = UnitParts(store.put, 1_000)
+    parts = PartsBuilder(store.put, 1_000)
     for n in range(300):
         parts.add(relation(n), released(n, "x" * 30_000))
     found = parts.finish()
@@ -90,11 +90,11 @@ def test_packs_are_closed_in_time_and_their_bytes_count_as_they_are_stored() -> 
 def test_several_threads_read_each_pack_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packs, "PACK_BYTES", 10_000)
     store = Store()
-    parts = UnitParts(store.put, 1_000)
+    parts = PartsBuilder(store.put, 1_000)
     for n in range(200):
         parts.add(relation(n), released(n, f"of {n}"))
     found = parts.finish()
-    batch = Packs(store.read)
+    batch = PackReader(store.read)
     with ThreadPoolExecutor(8) as threads:
         got = list(threads.map(lambda part: list(batch.rows([part])), found))
     assert [rows[0].column(0).to_pylist() for rows in got] == [[f"of {n}"] for n in range(200)]

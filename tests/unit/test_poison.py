@@ -153,9 +153,9 @@ def test_a_plain_block_goes_on_behind_what_was_given_up() -> None:
         *block(*messages), {5: NOTE}, frozenset({(Xid(7), Lsn(200)), (Xid(8), Lsn(100))})
     )
     assert wrong.undeliverable is not None and "xid 8, " in wrong.undeliverable.error.message
-    assert wrong.left_out == ()
+    assert wrong.skipped == ()
     decoded = decode_plain_block(*block(*messages), {5: NOTE}, frozenset({(Xid(8), Lsn(200))}))
-    assert decoded.left_out == ((8, 200, (5,)),)
+    assert decoded.skipped == ((8, 200, (5,)),)
     assert decoded.transactions.column("xid").to_pylist() == [7, 9]
     assert decoded.tables[0].batch.column(5).to_pylist() == ["a", "c"]
     assert decoded.messages is None
@@ -190,8 +190,8 @@ def test_where_tables_are_parked_a_plain_block_goes_on_without_the_bad_ones_from
     taken: list[object] = []
     again = decode_plain_block(*block(*messages), tables, take=lambda *each: taken.append(each), parks=True)
     assert again.bad_tables == decoded.bad_tables and len(again.tables) == 2
-    given_up = frozenset({(Xid(8), Lsn(200)), (Xid(9), Lsn(300))})
-    (only,) = decode_plain_block(*block(*messages), tables, given_up, parks=True).bad_tables
+    skips = frozenset({(Xid(8), Lsn(200)), (Xid(9), Lsn(300))})
+    (only,) = decode_plain_block(*block(*messages), tables, skips, parks=True).bad_tables
     assert (only.relid, only.commit_lsn, only.n_changes) == (5, 400, 2), "what was given up parks nothing"
 
 

@@ -8,7 +8,7 @@ from xidstream.pipeline.exchange import Sealed, TransactionEnd
 from xidstream.pipeline.mirror.plan import BaseFile, KeyRange, plan_swap
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
-from xidstream.pipeline.stream import Committed, Cut, PlainBlock, StreamCutter, TransactionBlock
+from xidstream.pipeline.stream import Committed, PlainBlock, StreamCutter, StreamEvent, TransactionBlock
 from xidstream.pipeline.transactions.sealed import transaction_row
 
 
@@ -36,8 +36,8 @@ def test_three_interleaved_transactions_leave_the_cutter_in_commit_order() -> No
     wire.stream_abort(740, 741)
     wire.stream_commit(740, 0x5000)
     wire.stream_abort(750, 750)
-    cuts: list[Cut] = [cut for data in wire.take() for cut in cutter.feed(data)]
-    plain, block, commit = cuts
+    events: list[StreamEvent] = [event for data in wire.take() for event in cutter.feed(data)]
+    plain, block, commit = events
     assert isinstance(plain, PlainBlock) and plain.last_commit_lsn == 0x4000
     assert isinstance(block, TransactionBlock) and (block.xid, len(block.block.lengths)) == (740, 5)
     assert isinstance(commit, Committed) and commit.aborted == (741,)
@@ -49,10 +49,10 @@ def test_three_commits_are_released_and_confirmed_in_order() -> None:
     for ticket, lsn in enumerate((0x100, 0x200, 0x300)):
         order.add_unit(ticket, Lsn(lsn), Lsn(lsn), Lsn(lsn + 8), 1)
     order.add_position(3, Lsn(0x380))
-    order.fill(1, _thousand_rows(0x200))
-    order.fill(2, _thousand_rows(0x300))
+    order.content_arrived(1, _thousand_rows(0x200))
+    order.content_arrived(2, _thousand_rows(0x300))
     assert order.next_batch() is None and order.confirmed_lsn == 0
-    order.fill(0, _thousand_rows(0x100))
+    order.content_arrived(0, _thousand_rows(0x100))
     batches = [order.next_batch(), order.next_batch()]
     assert [batch and (batch.first_commit_lsn, batch.n_transactions) for batch in batches] == [
         (0x100, 1),

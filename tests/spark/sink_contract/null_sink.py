@@ -146,7 +146,7 @@ class NullSink:
     def write_snapshot(self, batch: SnapshotBatch) -> None:
         raise UsageError("snapshots are committed beside the batches")
 
-    def leave_out(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
+    def exclude_contained(self, contained: Mapping[TableName, SnapshotBounds]) -> None:
         """A log keeps all changes."""
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class Tried(ABC):
         sink.open(lambda: self.spark)
         self.n_runs += 1
         sink.claim(Tenure(self.n_runs, f"epoch-{self.n_runs}", 1, {}, Lsn(10_000)))
-        sink.leave_out(contained or {})
+        sink.exclude_contained(contained or {})
         return sink
 
     def close(self) -> None:  # noqa: B027 - most have nothing to end

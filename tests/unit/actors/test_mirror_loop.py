@@ -29,12 +29,12 @@ class LongVacuum:
     def __init__(self) -> None:
         self.has_begun = threading.Event()
 
-    def refresh(self, session: Any, is_given_up: Callable[[], bool]) -> None:
+    def refresh(self, session: Any, is_cancelled: Callable[[], bool]) -> None:
         return None
 
-    def vacuum(self, retention_s: float, is_given_up: Callable[[], bool]) -> Vacuumed:
+    def vacuum(self, retention_s: float, is_cancelled: Callable[[], bool]) -> Vacuumed:
         self.has_begun.set()
-        while not is_given_up():
+        while not is_cancelled():
             time.sleep(0.01)
         raise ComponentLost("given up")
 
@@ -59,10 +59,10 @@ class Counted:
         self.n_refreshes = 0
         self.n_vacuums = 0
 
-    def refresh(self, session: Any, is_given_up: Callable[[], bool]) -> None:
+    def refresh(self, session: Any, is_cancelled: Callable[[], bool]) -> None:
         self.n_refreshes += 1
 
-    def vacuum(self, retention_s: float, is_given_up: Callable[[], bool]) -> Vacuumed:
+    def vacuum(self, retention_s: float, is_cancelled: Callable[[], bool]) -> Vacuumed:
         self.n_vacuums += 1
         return Vacuumed()
 

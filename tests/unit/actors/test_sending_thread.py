@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from tests.waiting import wait_until
-from xidstream.actors.reader.sending_thread import _CUT_BYTES, _JOINED_BYTES, SendingThread
+from xidstream.actors.reader.sending_thread import _EVENT_BYTES, _JOINED_BYTES, SendingThread
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
-from xidstream.pipeline.stream import Aborted, Block, Cut, TransactionBlock, UsedRelations
+from xidstream.pipeline.stream import Aborted, Block, StreamEvent, TransactionBlock, UsedRelations
 
 
 class Sender:
     """What ``actors.reader.sender`` does, without Ray."""
 
     def __init__(self) -> None:
-        self.sent: list[Cut] = []
+        self.sent: list[StreamEvent] = []
         self.n_calls = 0
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -31,10 +31,10 @@ class Sender:
         self.backlog_bytes = 0
         self.end_lsn = INVALID_LSN
 
-    def send(self, cuts: Sequence[Cut]) -> None:
+    def send(self, events: Sequence[StreamEvent]) -> None:
         self.entered.set()
         assert self.may_go_on.wait(10)
-        self.sent += cuts
+        self.sent += events
         self.n_calls += 1
 
     def collect(self, done_ticket: int) -> None:
@@ -99,11 +99,11 @@ def failure_of(sending: SendingThread) -> BaseException:
 
 
 def test_cuts_come_in_the_order_in_which_they_were_submitted(running: Running) -> None:
-    cuts: list[Cut] = [block() if i % 3 else Aborted(Xid(700 + i)) for i in range(200)]
+    events: list[StreamEvent] = [block() if i % 3 else Aborted(Xid(700 + i)) for i in range(200)]
     for i in range(0, 200, 4):
-        running.sending.submit(cuts[i : i + 4])
+        running.sending.submit(events[i : i + 4])
     wait_until(lambda: len(running.sender.sent) == 200)
-    assert all(a is b for a, b in zip(running.sender.sent, cuts, strict=True))
+    assert all(a is b for a, b in zip(running.sender.sent, events, strict=True))
 
 
 def test_whoever_submits_does_not_wait_for_ray_and_what_waits_counts_as_in_flight(running: Running) -> None:
@@ -111,7 +111,7 @@ def test_whoever_submits_does_not_wait_for_ray_and_what_waits_counts_as_in_fligh
     running.pool.in_flight_bytes = 1000
     for _ in range(5):
         running.sending.submit([block(), block(50), Aborted(Xid(700))])
-    assert running.sending.queued_bytes == 5 * (150 + 3 * _CUT_BYTES), "ends without rows count, too"
+    assert running.sending.queued_bytes == 5 * (150 + 3 * _EVENT_BYTES), "ends without rows count, too"
     assert running.sending.in_flight_bytes == 1000 + running.sending.queued_bytes
     running.sender.may_go_on.set()
     wait_until(lambda: running.sending.in_flight_bytes == 1000)
@@ -136,7 +136,7 @@ def test_what_failed_is_raised_where_the_stream_is_read_and_nothing_more_is_sent
     error = ComponentLost("a buffer died")
     if when == "sending":
 
-        def send(cuts: Sequence[Cut]) -> None:
+        def send(events: Sequence[StreamEvent]) -> None:
             raise error
 
         running.sender.send = send  # type: ignore[method-assign]
@@ -179,7 +179,7 @@ def test_each_call_to_a_buffer_counts_with_what_it_takes_beside_its_rows(running
     """400,000 blocks of one row are 64 MB of rows, and some gigabytes of calls."""
     running.pool.n_calls, running.pool.in_flight_bytes = 1000, 160_000
     assert running.sending.in_flight_bytes == 160_000
-    assert running.sending.credit_bytes == 160_000 + 1000 * _CUT_BYTES
+    assert running.sending.credit_bytes == 160_000 + 1000 * _EVENT_BYTES
 
 
 def test_after_the_end_nothing_is_sent(running: Running) -> None:

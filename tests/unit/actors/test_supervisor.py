@@ -333,7 +333,7 @@ def test_the_driver_is_closed_at_the_end_and_what_its_sink_printed_last_is_kept(
 ) -> None:
     driver = PrintingDriver()
     supervisor = Scripted(clock, end)
-    supervisor._held._driver = driver  # type: ignore[assignment]
+    supervisor._run_driver._driver = driver  # type: ignore[assignment]
     with contextlib.suppress(SlotLost):
         supervisor.run()
     assert driver.n_closed == 1

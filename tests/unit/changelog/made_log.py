@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.log_ranges import QueryTable
 from xidstream.pipeline.pg import Lsn
 
@@ -54,7 +54,7 @@ class Log:
         write_deltalake(table, rows, mode="append", schema_mode="merge", **more)
 
     def read(self, since: int, until: int, wanted: Any = None) -> list[dict[str, Any]]:
-        table = QueryTable(ChangeLog(self.uri), "public.t", Lsn(until), wanted)
+        table = QueryTable(LogFrames(self.uri), "public.t", Lsn(until), wanted)
         parts = pickle.loads(pickle.dumps(table.ranges(table.files(since, until), since, until)))
         found = [row for part in parts for batch in part.batches(None) for row in batch.to_pylist()]
         own = {column.name for column in table.own_columns}

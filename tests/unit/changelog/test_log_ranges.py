@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.changelog.made_log import Log
 from xidstream.pipeline.changelog import log_ranges
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.log_ranges import (
     Commits,
     FileRange,
@@ -100,7 +100,7 @@ def test_rows_are_read_in_the_newest_layout_that_has_the_querys_columns(log: Log
         price__decimal_20_4=pa.array([Decimal("2.1234")], pa.decimal128(20, 4)),
     )
     log.commit(30, ["id", "price=price__decimal_20_4", "note"], id=[3], note=["n"])
-    change_log = ChangeLog(log.uri)
+    change_log = LogFrames(log.uri)
     first, second, third = (QueryTable(change_log, "public.t", Lsn(lsn)).schema for lsn in (10, 20, 30))
     assert log.read(0, 10) == [{"id": 1, "price": Decimal("1.50")}]
     widened = [{"id": 1, "price": Decimal("1.5000")}, {"id": 2, "price": Decimal("2.1234")}]
@@ -139,7 +139,7 @@ def test_values_that_only_spark_can_cast_are_refused_and_digits_are_all_kept(log
 
 def test_small_files_share_a_range_and_a_large_one_is_cut(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.commit(10, ["id"], id=[1])
-    table = QueryTable(ChangeLog(log.uri), "public.t", Lsn(10))
+    table = QueryTable(LogFrames(log.uri), "public.t", Lsn(10))
     monkeypatch.setattr(log_ranges, "RANGE_BYTES", 3 << 20)
     ranges = table.ranges([file(i, i) for i in range(7)], 0, 10)
     assert [len(each.paths) for each in ranges] == [3, 3, 1]
@@ -155,7 +155,7 @@ def test_small_files_share_a_range_and_a_large_one_is_cut(log: Log, monkeypatch:
 def test_commits_of_a_range_are_told_with_the_oldest_of_all(log: Log) -> None:
     for lsn in (10, 20, 30):
         log.commit(lsn, ["id"] if lsn == 10 else None, id=[lsn])
-    commits = Commits(ChangeLog(log.uri), 10, 30)
+    commits = Commits(LogFrames(log.uri), 10, 30)
     assert (commits.lsns, commits.of("public.t"), commits.of("public.u"), commits.oldest) == (
         [20, 30],
         [20, 30],

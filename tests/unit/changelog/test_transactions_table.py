@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.unit.delta.test_small_files import s3 as s3
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.log_ranges import Commits, admitted
 from xidstream.pipeline.changelog.log_root import DeltaRoot
 from xidstream.pipeline.changelog.moment import Moment, moment_of
@@ -95,8 +95,8 @@ class MadeLog:
                 shutil.rmtree(Path(self.table.uri, path).parent)
 
     @property
-    def log(self) -> ChangeLog:
-        return ChangeLog(self.root.uri, storage_options=self.root.storage_options)
+    def log(self) -> LogFrames:
+        return LogFrames(self.root.uri, storage_options=self.root.storage_options)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def filled(template: MadeLog, tmp_path: Path) -> MadeLog:
     return made
 
 
-def state_lsn(log: ChangeLog, **at: Any) -> int:
+def state_lsn(log: LogFrames, **at: Any) -> int:
     """Where ``as_of`` reads. It makes no plan before a table is asked for, so it needs no session."""
     no_session: Any = None
     return int(log.as_of(no_session, **at).lsn)

@@ -45,7 +45,7 @@ from xidstream.pipeline.storage.progress import read_progress, write_progress
 from xidstream.pipeline.storage.segment_file import write_segment
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import Committed, CommittedPrepared, Prepared, RolledBackPrepared
-from xidstream.pipeline.stream.cut_routing import TicketedCut
+from xidstream.pipeline.stream.event_router import OrderedEvent
 from xidstream.pipeline.transactions.sealed import empty_unit, transaction_row
 
 __all__ = ["relation"]
@@ -75,7 +75,7 @@ def test_the_call_of_a_driver_that_died_takes_nothing_from_the_next_one(tmp_path
         of_the_dead = asyncio.ensure_future(sequencer.next_batch(60, dead))
         await asyncio.sleep(0)
         living = (await sequencer.sink_opened(Lsn(0), 0)).loop
-        await sequencer.submit([TicketedCut(0, Committed(end, False))])
+        await sequencer.submit([OrderedEvent(0, Committed(end, False))])
         with pytest.raises(Superseded, match="loop 2 has the sink"):
             await of_the_dead
         batch = await sequencer.next_batch(60, living)
@@ -91,7 +91,7 @@ def test_a_late_call_of_a_loop_that_was_replaced_is_refused_and_changes_nothing(
     async def work() -> None:
         sequencer, reader = sequence(Config(storage=str(tmp_path), batch_rows=1)), Reader()
         await sequencer.open(reader.tell, AT_5, Lsn(34))
-        await sequencer.submit([TicketedCut(i, Committed(end, False)) for i, end in enumerate(ends)])
+        await sequencer.submit([OrderedEvent(i, Committed(end, False)) for i, end in enumerate(ends)])
         dead = (await sequencer.sink_opened(Lsn(0), 0)).loop
         taken = await sequencer.next_batch(60, dead)
         assert taken is not None
@@ -129,7 +129,7 @@ def test_what_commits_while_a_batch_may_grow_is_in_it_and_what_the_sink_has_is_c
             row = transaction_row(end, 1, (), with_messages=False)
             result: asyncio.Future[Sealed] = asyncio.get_running_loop().create_future()
             result.set_result(Sealed(row, (), (), (), 1, 10))
-            await sequencer.submit([TicketedCut(n, Committed(end, True), result)])
+            await sequencer.submit([OrderedEvent(n, Committed(end, True), result)])
             n += 1
 
         await commit()
@@ -189,7 +189,7 @@ def test_a_transaction_that_the_sink_cannot_read_stays_in_the_slot(
         loop = (await sequencer.sink_opened(Lsn(0), 0)).loop
         write = sequencer._storage.write_journal
         sequencer._storage.write_journal = lambda *given: (may_end.wait(60), write(*given))[1]  # type: ignore[method-assign]
-        await sequencer.submit([TicketedCut(0, Committed(end, False))])
+        await sequencer.submit([OrderedEvent(0, Committed(end, False))])
         assert await sequencer.next_batch(60, loop) is not None
         if is_being_written:
             await sequencer.stop()
@@ -220,7 +220,7 @@ def test_nothing_behind_a_parked_tables_first_commit_is_released_before_the_park
         loop = (await sequencer.sink_opened(Lsn(0), 0)).loop
         filled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         filled.set_result(dataclasses.replace(empty_unit(end), bad_tables=(bad,)))
-        await sequencer.submit([TicketedCut(0, Committed(end, False), filled)])
+        await sequencer.submit([OrderedEvent(0, Committed(end, False), filled)])
         batch = await sequencer.next_batch(60, loop)
         record = read_progress(Storage(str(tmp_path)), Layout(1, "s", "e"))
         assert batch is not None and record is not None
@@ -245,7 +245,7 @@ def test_content_that_comes_with_its_entry_has_its_place_in_the_order(tmp_path: 
         await sequencer.open(reader.tell, AT_5, None)
         loop = (await sequencer.sink_opened(Lsn(0), 0)).loop
         entries = [
-            TicketedCut(i, Committed(end, True), dataclasses.replace(empty_unit(end), n_rows=i + 1))
+            OrderedEvent(i, Committed(end, True), dataclasses.replace(empty_unit(end), n_rows=i + 1))
             for i, end in enumerate(ends)
         ]
         assert all(entry.has_content for entry in entries)
@@ -351,7 +351,7 @@ def test_finished_prepares_belong_to_the_event_loop_while_positions_are_recorded
         await sequencer.open(reader.tell, AT_5, Lsn(24))
         written: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         written.set_result(record)
-        await sequencer.submit([TicketedCut(0, prepared, written), TicketedCut(1, CommittedPrepared(end))])
+        await sequencer.submit([OrderedEvent(0, prepared, written), OrderedEvent(1, CommittedPrepared(end))])
         batch = await sequencer.next_batch(60, 0)
         assert batch is not None
         await sequencer.batch_done(batch.number, 0)
@@ -395,12 +395,12 @@ def flip(storage: Storage, key: str) -> None:
     storage.write_bytes(key, bytes(data))
 
 
-def ends_of(*xids: int) -> list[TicketedCut]:
+def ends_of(*xids: int) -> list[OrderedEvent]:
     ends = [TransactionEnd(Xid(x), Lsn(0x6000 + x), Lsn(0x6001 + x), 0, gid=f"g{x}") for x in xids]
-    return [TicketedCut(ticket, CommittedPrepared(end)) for ticket, end in enumerate(ends)]
+    return [OrderedEvent(ticket, CommittedPrepared(end)) for ticket, end in enumerate(ends)]
 
 
-def run_to_the_end(folder: Path, entries: list[TicketedCut], watermark: int = 0) -> tuple[list[int], Any]:
+def run_to_the_end(folder: Path, entries: list[OrderedEvent], watermark: int = 0) -> tuple[list[int], Any]:
     """The xids that were delivered, and what the run ended with. An earlier run has left its record."""
     delivered: list[int] = []
     storage = Storage(str(folder))
@@ -409,7 +409,7 @@ def run_to_the_end(folder: Path, entries: list[TicketedCut], watermark: int = 0)
 
     async def work() -> None:
         sequencer = sequence(Config(storage=str(folder)))
-        await sequencer.open(Reader().tell, OPENED, entries[-1].cut.end.end_lsn)  # type: ignore[union-attr]
+        await sequencer.open(Reader().tell, OPENED, entries[-1].event.end.end_lsn)  # type: ignore[union-attr]
         loop = (await sequencer.sink_opened(Lsn(watermark), 0)).loop
         await sequencer.submit(entries)
         while not await sequencer.finished():
@@ -472,7 +472,7 @@ def test_a_damaged_prepared_transaction_that_was_rolled_back_leaves_nothing(tmp_
     rolled_back = RolledBackPrepared(Xid(700), "g700", record.prepare_end_lsn, Lsn(0x6100))
     store_prepared(storage, EARLIER, 701)
     (end,) = ends_of(701)
-    delivered, error = run_to_the_end(tmp_path, [TicketedCut(0, rolled_back), TicketedCut(1, end.cut)])
+    delivered, error = run_to_the_end(tmp_path, [OrderedEvent(0, rolled_back), OrderedEvent(1, end.event)])
     assert (delivered, error) == ([701], None)
     assert not storage.exists(manifest)
 
@@ -514,7 +514,7 @@ def test_a_transaction_in_segments_is_not_little_to_a_reader_that_waits_for_cred
         if is_spilled:
             content = dataclasses.replace(content, segments=(SegmentPart(segment, CommitStamp(Lsn(100), 0)),))
         made._order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
-        made._order.fill(0, content)
+        made._order.content_arrived(0, content)
         batch = await made.next_batch(5, loop)
         assert batch is not None
         await made.batch_done(batch.number, loop)
@@ -539,7 +539,7 @@ def test_a_journaled_segment_is_deleted_only_behind_a_record_without_its_file(
         order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
         content = empty_unit(TransactionEnd(Xid(7), Lsn(100), Lsn(104), 0))
         part = SegmentPart(segment, CommitStamp(Lsn(100), 0))
-        order.fill(0, dataclasses.replace(content, segments=(part,)))
+        order.content_arrived(0, dataclasses.replace(content, segments=(part,)))
         entries = order.to_write(1, 1)
         end = entries[0].end
         order.written(

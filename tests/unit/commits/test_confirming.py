@@ -20,7 +20,7 @@ from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import read_progress
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import Committed, CommittedPrepared, Position, Prepared
-from xidstream.pipeline.stream.cut_routing import TicketedCut
+from xidstream.pipeline.stream.event_router import OrderedEvent
 from xidstream.pipeline.transactions.sealed import empty_unit
 
 OPENED = opened_at(5, 10_000)
@@ -45,9 +45,9 @@ def sequence(folder: Path, **settings: Any) -> CommitSequence:
     return CommitSequence(config, "e", lambda error: error, fetch=lambda ref: ref, put=lambda table: table)
 
 
-def transaction(ticket: int, commit_lsn: int) -> TicketedCut:
+def transaction(ticket: int, commit_lsn: int) -> OrderedEvent:
     end = TransactionEnd(Xid(700 + ticket), Lsn(commit_lsn), Lsn(commit_lsn + 4), 0)
-    return TicketedCut(ticket, Committed(end, False))
+    return OrderedEvent(ticket, Committed(end, False))
 
 
 def run(work: Any) -> None:
@@ -116,10 +116,10 @@ def test_positions_of_a_quiet_publication_share_a_record(
     async def work() -> None:
         sequencer, reader = sequence(tmp_path), Reader()
         await sequencer.open(reader.tell, OPENED, None)
-        await sequencer.submit([TicketedCut(0, Position(Lsn(10)))])
+        await sequencer.submit([OrderedEvent(0, Position(Lsn(10)))])
         await reader.hears_of(10)
         for i in range(1, 21):
-            await sequencer.submit([TicketedCut(i, Position(Lsn(10 + i)))])
+            await sequencer.submit([OrderedEvent(i, Position(Lsn(10 + i)))])
             await asyncio.sleep(0)
         await reader.hears_of(30)
         assert recorded == [10, 30]
@@ -134,9 +134,9 @@ def test_nothing_but_positions_waits(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async def work() -> None:
         sequencer, reader = sequence(tmp_path), Reader()
         await sequencer.open(reader.tell, OPENED, Lsn(30) if what == "the target" else None)
-        await sequencer.submit([TicketedCut(0, Position(Lsn(10)))])
+        await sequencer.submit([OrderedEvent(0, Position(Lsn(10)))])
         await reader.hears_of(10)
-        await sequencer.submit([TicketedCut(1, Position(Lsn(14)))])
+        await sequencer.submit([OrderedEvent(1, Position(Lsn(14)))])
         if what == "a batch":
             loop = (await sequencer.sink_opened(Lsn(0), 0)).loop
             await sequencer.submit([transaction(2, 20)])
@@ -144,7 +144,7 @@ def test_nothing_but_positions_waits(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert batch is not None
             await sequencer.batch_done(batch.number, loop)
         elif what == "the target":
-            await sequencer.submit([TicketedCut(2, Position(Lsn(30)))])
+            await sequencer.submit([OrderedEvent(2, Position(Lsn(30)))])
         else:
             await sequencer.stop()
         await reader.hears_of({"a batch": 24, "the target": 30, "the end": 14}[what])
@@ -181,10 +181,10 @@ def test_prepared_transactions_that_are_read_hold_up_no_confirmation(
             filled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             filled.set_result(record)
             prepare = Prepared(xid, gid, Lsn(100 + i), Lsn(101 + i), True, None, True)
-            await sequencer.submit([TicketedCut(1 + i, prepare, filled)])
+            await sequencer.submit([OrderedEvent(1 + i, prepare, filled)])
         for i in range(n_prepared):
             end = TransactionEnd(Xid(900 + i), Lsn(1000 + 10 * i), Lsn(1004 + 10 * i), 0, gid=f"g{i}")
-            await sequencer.submit([TicketedCut(1 + n_prepared + i, CommittedPrepared(end))])
+            await sequencer.submit([OrderedEvent(1 + n_prepared + i, CommittedPrepared(end))])
         await asyncio.sleep(0.2)
         batch = await sequencer.next_batch(DEADLINE_S, loop)
         assert batch is not None and batch.n_transactions == 1

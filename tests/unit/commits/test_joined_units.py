@@ -18,15 +18,15 @@ from tests.unit.commits.test_commit_sequence import AT_5, Reader
 from xidstream.pipeline.commits.commit_sequence import CommitSequence
 from xidstream.pipeline.commits.joined_units import join
 from xidstream.pipeline.exchange import SINGLE_UNITS, InlineMessages, MemoryMessages, MemoryPart, Sealed
-from xidstream.pipeline.packs import FEW_TABLES, UnitParts
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.packs import FEW_TABLES, PartsBuilder
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA, TRANSACTIONS_SCHEMA, contract_schema
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.stream import PlainBlock
 from xidstream.pipeline.stream.backlog import Backlog
-from xidstream.pipeline.stream.cut_routing import TicketedCut
+from xidstream.pipeline.stream.event_router import OrderedEvent
 
 ROW_BYTES = 160
 """Of a transaction of one row, as the server sends it."""
@@ -73,7 +73,7 @@ def lines(lsns: Sequence[int], version: RelationVersion) -> pa.Table:
 
 def unit(lsn: int, *versions: RelationVersion, message: bool = False) -> Sealed:
     """One transaction with a row in each table, perhaps with a message."""
-    parts = UnitParts(Stored, len(versions))
+    parts = PartsBuilder(Stored, len(versions))
     for version in versions:
         parts.add(version, rows_of(version, [lsn]))
     memory = parts.finish()
@@ -113,7 +113,7 @@ def test_what_crosses_processes_is_what_it_was() -> None:
 def test_a_joined_unit_has_all_rows_lines_and_messages_in_their_order(n_tables: int) -> None:
     versions = [relation("t" * (i + 1)) for i in range(n_tables)]
     contents = [unit(lsn, *versions, message=lsn % 3 == 0) for lsn in range(100, 150)]
-    contents[7] = dataclasses.replace(contents[7], left_out=(LeftOutTransaction(Xid(7), Lsn(107)),))
+    contents[7] = dataclasses.replace(contents[7], skipped=(SkippedTransaction(Xid(7), Lsn(107)),))
     joined = join(contents, fetch, Stored)
     assert by_version([joined]) == by_version(contents)
     assert len(joined.memory) == n_tables
@@ -123,7 +123,7 @@ def test_a_joined_unit_has_all_rows_lines_and_messages_in_their_order(n_tables: 
     (messages,) = joined.messages
     assert isinstance(messages, InlineMessages)
     assert messages.rows.column("lsn").to_pylist() == [*range(102, 150, 3)]
-    assert joined.left_out == ((7, 107, None),)
+    assert joined.skipped == ((7, 107, None),)
 
 
 def test_rows_of_two_versions_of_a_table_stay_apart_also_where_the_first_comes_back() -> None:
@@ -196,7 +196,7 @@ async def hang_and_go_on(config: Config, n_commits: int, look: Callable[[int, in
             content: asyncio.Future[Sealed] = asyncio.get_running_loop().create_future()
             content.set_result(trickle.unit(lsn // 10))
             backlog.owe(ticket, ROW_BYTES)
-            entries.append(TicketedCut(ticket, PlainBlock(None, lsn, lsn, Lsn(lsn + 5), 1), content))
+            entries.append(OrderedEvent(ticket, PlainBlock(None, lsn, lsn, Lsn(lsn + 5), 1), content))
         n += len(entries)
         backlog.measured(await sequencer.submit(entries))
         del entries, content

@@ -35,7 +35,7 @@ def together(contents: Sequence[Sealed]) -> Sealed:
         (),
         sum(each.n_rows for each in contents),
         sum(each.n_bytes for each in contents),
-        left_out=tuple(pair for each in contents for pair in each.left_out),
+        skipped=tuple(pair for each in contents for pair in each.skipped),
     )
 
 
@@ -49,7 +49,7 @@ def ready(order: CommitOrder, *tickets: int) -> None:
     """Units whose commits are at 100, 200, …, by ticket."""
     for ticket in tickets:
         add(order, ticket, 100 * (ticket + 1))
-        order.fill(ticket, content(xid=700 + ticket), now_s=float(ticket))
+        order.content_arrived(ticket, content(xid=700 + ticket), now_s=float(ticket))
 
 
 def line(ticket: int) -> pa.RecordBatch:
@@ -118,9 +118,9 @@ def test_a_unit_that_is_not_there_yet_is_not_gone_over_and_what_is_behind_it_is_
     for ticket in range(5):
         add(order, ticket, 100 * (ticket + 1))
     for ticket in (0, 1, 3, 4):
-        order.fill(ticket, content(xid=700 + ticket))
+        order.content_arrived(ticket, content(xid=700 + ticket))
     assert join_all(order) == [[0, 1], [3, 4]]
-    order.fill(2, content(xid=702))
+    order.content_arrived(2, content(xid=702))
     assert join_all(order) == [[1, 2, 4]]
     assert delivered(order) == [*range(700, 705)]
 
@@ -174,7 +174,7 @@ def test_a_batch_that_was_put_back_is_joined_as_any_other() -> None:
     ready(order, 0, 1, 2)
     assert order.next_batch() is not None and order.to_join() == []
     order.put_back()
-    order._n_filled = 1
+    order._n_arrived = 1
     assert join_all(order) == [[0, 1, 2]]
     assert delivered(order) == [700, 701, 702]
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_delivered_is_not_joined() -> None:
     order = make_order()
     ready(order, 0, 1)
     add(order, 2, 300)
-    order.fill(2, undeliverable_unit(PoisonedChange("bad")))
+    order.content_arrived(2, undeliverable_unit(PoisonedChange("bad")))
     ready(order, 3, 4)
     join_all(order)
     assert delivered(order) == [700, 701]
@@ -205,7 +205,7 @@ def test_messages_that_a_buffer_holds_are_left_where_they_are() -> None:
     order = make_order()
     ready(order, 0, 1)
     add(order, 2, 300)
-    order.fill(2, dataclasses.replace(content(xid=702), messages=(MemoryMessages(10, "ref"),)))
+    order.content_arrived(2, dataclasses.replace(content(xid=702), messages=(MemoryMessages(10, "ref"),)))
     assert join_all(order) == [[0, 1]]
 
 
@@ -215,10 +215,10 @@ def test_a_table_that_an_earlier_unit_parks_is_taken_out_of_units_that_were_join
         add(order, ticket, 100 * (ticket + 1))
     for ticket in (1, 2):
         part = MemoryPart(RELATION, 1, 10, 100 * (ticket + 1), f"ref {ticket}")
-        order.fill(ticket, Sealed(line(ticket), (part,), (), (), 1, 10))
+        order.content_arrived(ticket, Sealed(line(ticket), (part,), (), (), 1, 10))
     assert join_all(order) == [[1, 2]]
     bad = BadTable(RELATION.relid, RELATION.name, Lsn(99), "bad", 1, Xid(700), Lsn(100))
-    order.fill(0, Sealed(line(0), (), (), (), 0, 0, bad_tables=(bad,)))
+    order.content_arrived(0, Sealed(line(0), (), (), (), 0, 0, bad_tables=(bad,)))
     batch = order.next_batch()
     assert batch is not None
     assert not any(unit.memory for unit in batch.units)
@@ -234,7 +234,7 @@ def test_where_a_table_was_parked_before_units_are_joined_behind_their_turn_alon
     for ticket in range(4):
         add(order, ticket, 100 * (ticket + 1))
     for ticket in (1, 2, 3):
-        order.fill(ticket, content(xid=700 + ticket))
+        order.content_arrived(ticket, content(xid=700 + ticket))
     assert order.to_join() == []
-    order.fill(0, content(xid=700))
+    order.content_arrived(0, content(xid=700))
     assert join_all(order) == [[0, 1, 2, 3]]

@@ -64,7 +64,7 @@ def ready(order: CommitOrder, *tickets: int) -> None:
     """Units whose commits are at 100, 200, …, each ready."""
     for ticket in tickets:
         add(order, ticket, 100 * (ticket + 1))
-        order.fill(ticket, in_memory(700 + ticket), now_s=float(ticket))
+        order.content_arrived(ticket, in_memory(700 + ticket), now_s=float(ticket))
 
 
 def make_order(journal: Journal | None = None, rows: int = 100) -> CommitOrder:
@@ -139,12 +139,12 @@ def test_nothing_is_written_past_a_unit_that_is_not_ready_a_hold_or_poison() -> 
     ready(order, 0)
     order.add_hold(1, Lsn(150))
     add(order, 2, 300)
-    order.fill(2, in_memory(702))
+    order.content_arrived(2, in_memory(702))
     assert [entry.ticket for entry in order.to_write(10**9, 100)] == [0]
     order.resolve(1)
     add(order, 3, 400)
     assert [entry.ticket for entry in order.to_write(10**9, 100)] == [0, 2]
-    order.fill(3, undeliverable_unit(PoisonedChange("bad")))
+    order.content_arrived(3, undeliverable_unit(PoisonedChange("bad")))
     write(order)
     assert order.confirmed_lsn == 304 and order.oldest_ready_s is None
     assert order.undeliverable is None, "what is before it is not in the sink"
@@ -273,7 +273,7 @@ def test_an_earlier_epochs_journal_is_released_from_where_its_sink_was() -> None
     batch = order.next_batch()
     assert batch is not None and xids(batch.units) == [701], "the sink has the first one"
     add(order, 0, 400)
-    order.fill(0, in_memory(703))
+    order.content_arrived(0, in_memory(703))
     assert order.next_batch() is None, "the second file is not loaded, and comes first"
     order.batch_done(batch.number)
     assert order.journal.spans == (JournalSpan("e2", 5, 5),) and order.delivered_lsn == 204
@@ -293,7 +293,7 @@ def test_everything_before_a_damaged_file_is_released_and_nothing_behind_it() ->
     journal = Journal([first, DamagedFile("e1", 1, SlotLost("gone"))])
     order = make_order(journal)
     add(order, 0, 900)
-    order.fill(0, in_memory(708))
+    order.content_arrived(0, in_memory(708))
     journal.to_load()
     journal.loaded(first, [(UnitEnd(Lsn(100), Lsn(100), Lsn(104), 1), in_memory(700))], 0.0)
     batch = order.next_batch()
@@ -347,7 +347,7 @@ def test_any_order_of_events_releases_each_unit_once_and_in_order(
                     order.add_position(order.next_ticket, Lsn(100 * (i + 1) + 50))
             elif step == "f" and waiting:
                 ticket = waiting.pop(rng.randrange(len(waiting)))
-                order.fill(ticket, in_memory(tickets[ticket]))
+                order.content_arrived(ticket, in_memory(tickets[ticket]))
             elif step == "t" and not taken and (batch := order.next_batch()) is not None:
                 taken[batch.number] = xids(batch.units)
             elif step == "d" and taken:
@@ -473,7 +473,7 @@ def test_a_file_that_absorbs_others_takes_their_place_and_what_they_name() -> No
     order = make_order(journal_of(*range(1, FREE_FILES + 2)))
     olds = order.journal.files
     add(order, 0, 100 * FREE_FILES + 500)
-    order.fill(0, in_memory(700))
+    order.content_arrived(0, in_memory(700))
     file, absorbed = absorb(order, FREE_FILES + 2)
     assert absorbed == tuple(olds) and order.journal.files == [file]
     assert order.journal.names("segment 5")
@@ -489,7 +489,7 @@ def test_a_file_that_absorbs_others_takes_their_place_and_what_they_name() -> No
 def test_files_that_the_sink_came_to_meanwhile_are_not_absorbed(what: str) -> None:
     order = make_order(journal_of(*range(1, FREE_FILES + 2)), rows=1)
     add(order, 0, 100 * FREE_FILES + 500)
-    order.fill(0, in_memory(700))
+    order.content_arrived(0, in_memory(700))
     entries = order.to_write(10**9, 100)
     absorbed = order.journal.to_absorb(0)
     assert len(absorbed) == FREE_FILES + 1
@@ -555,7 +555,7 @@ def test_the_wal_of_what_waits_is_told_until_a_file_has_it() -> None:
     assert order.unconfirmed_wal_bytes == 0
     add(order, 0, 100)
     assert order.unconfirmed_wal_bytes == 0, "the server keeps it, but it is not there yet"
-    order.fill(0, in_memory(700))
+    order.content_arrived(0, in_memory(700))
     assert order.unconfirmed_wal_bytes == 104 - 50
     write(order)
     assert order.unconfirmed_wal_bytes == 0

@@ -22,7 +22,7 @@ from xidstream.pipeline.storage.progress import read_progress
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.storage.stored_journal import findings, stored_journal
 from xidstream.pipeline.stream import PlainBlock
-from xidstream.pipeline.stream.cut_routing import TicketedCut
+from xidstream.pipeline.stream.event_router import OrderedEvent
 
 LAYOUT = Layout(1, "s", "e")
 STORE = Store()
@@ -130,7 +130,7 @@ def test_a_segment_that_could_not_be_flushed_is_not_tried_again(
     run(work())
 
 
-def block(ticket: int) -> TicketedCut:
+def block(ticket: int) -> OrderedEvent:
     """A transaction with one row."""
     lsn = Lsn(0x100 * (ticket + 1))
     relation = table(1)
@@ -138,8 +138,8 @@ def block(ticket: int) -> TicketedCut:
     part = MemoryPart(relation, 1, 100, lsn, STORE.put(rows_of(relation, 1, lsn)))
     filled.set_result(Sealed(transaction_rows(lsn), (part,), (), (), 1, 100))
     end = UnitEnd(lsn, lsn, Lsn(lsn + 0x30), 1)
-    cut = PlainBlock(None, *dataclasses.astuple(end))  # type: ignore[arg-type]
-    return TicketedCut(ticket, cut, filled)
+    event = PlainBlock(None, *dataclasses.astuple(end))  # type: ignore[arg-type]
+    return OrderedEvent(ticket, event, filled)
 
 
 def delivered_by(folder: Path, n_transactions: int, confirmed_lsn: Lsn) -> list[int]:

@@ -45,9 +45,9 @@ def test_transaction_that_is_sealed_first_waits_for_the_one_that_committed_first
     order = make_order()
     add(order, 0, 100)
     add(order, 1, 200)
-    order.fill(1, content())
+    order.content_arrived(1, content())
     assert order.next_batch() is None
-    order.fill(0, content())
+    order.content_arrived(0, content())
     batch = order.next_batch()
     assert batch is not None and (batch.first_commit_lsn, batch.last_commit_lsn) == (100, 200)
 
@@ -59,7 +59,7 @@ def test_what_may_grow_is_few_rows_in_memory_that_committed_just_now() -> None:
         order = make_order(rows, n_bytes)
         for i, each in enumerate(contents):
             add(order, i, 100 * (i + 1))
-            order.fill(i, each)
+            order.content_arrived(i, each)
         add(order, len(contents), 900)  # it is not filled yet
         return order.is_pressing(pace, now_us)
 
@@ -87,11 +87,11 @@ def test_poison_stands_in_the_order_behind_all_that_committed_before_it() -> Non
     order = make_order(rows=1)
     for ticket in range(4):
         add(order, ticket, 100 * (ticket + 1))
-    order.fill(2, undeliverable_unit(PoisonedChange("bad")))
-    order.fill(3, content())
+    order.content_arrived(2, undeliverable_unit(PoisonedChange("bad")))
+    order.content_arrived(3, content())
     assert order.undeliverable is None and order.next_batch() is None, "what came first is not there yet"
-    order.fill(1, content())
-    order.fill(0, content())
+    order.content_arrived(1, content())
+    order.content_arrived(0, content())
     first, second = order.next_batch(), order.next_batch()
     assert first is not None and second is not None and order.next_batch() is None
     order.batch_done(first.number)
@@ -108,8 +108,8 @@ def test_a_block_with_poison_gives_the_transactions_before_it_and_confirms_no_fu
     add(order, 1, 400)
     order.add_position(2, Lsn(500))
     halt = Undeliverable(PoisonedChange("bad"), Lsn(100), Lsn(104), 1)
-    order.fill(0, dataclasses.replace(content(), undeliverable=halt))
-    order.fill(1, content())
+    order.content_arrived(0, dataclasses.replace(content(), undeliverable=halt))
+    order.content_arrived(1, content())
     batch = order.next_batch()
     assert batch is not None
     assert (batch.first_commit_lsn, batch.last_commit_lsn, batch.end_lsn) == (100, 100, 104)
@@ -126,7 +126,7 @@ def test_position_is_confirmed_only_behind_the_sink() -> None:
     order = make_order()
     add(order, 0, 100)
     order.add_position(1, Lsn(500))
-    order.fill(0, content())
+    order.content_arrived(0, content())
     batch = order.next_batch()
     assert batch is not None and order.confirmed_lsn == 0
     order.batch_done(batch.number)
@@ -137,7 +137,7 @@ def test_batches_reported_out_of_order_confirm_the_contiguous_prefix_only() -> N
     order = make_order(rows=1)
     for ticket in range(3):
         add(order, ticket, 100 * (ticket + 1))
-        order.fill(ticket, content())
+        order.content_arrived(ticket, content())
     first, second, third = (order.next_batch() for _ in range(3))
     assert first and second and third
     order.batch_done(third.number)
@@ -158,7 +158,7 @@ def test_prepare_holds_the_position_until_its_content_is_durable_but_not_the_rel
     order = make_order()
     order.add_hold(0, Lsn(50))
     add(order, 1, 100)
-    order.fill(1, content())
+    order.content_arrived(1, content())
     batch = order.next_batch()
     assert batch is not None
     order.batch_done(batch.number)
@@ -171,7 +171,7 @@ def test_batch_is_bounded_and_a_larger_transaction_is_a_batch_of_its_own() -> No
     order = make_order(rows=10)
     for ticket, n in enumerate((4, 4, 4, 1000, 1)):
         add(order, ticket, 100 * (ticket + 1))
-        order.fill(ticket, content(n_rows=n))
+        order.content_arrived(ticket, content(n_rows=n))
     sizes = []
     while (batch := order.next_batch()) is not None:
         sizes.append(batch.n_rows)
@@ -196,9 +196,9 @@ def test_illegal_moves_raise_and_change_nothing() -> None:
     add(order, 0, 100)
     with pytest.raises(IllegalTransition):
         order.resolve(0)
-    order.fill(0, content())
+    order.content_arrived(0, content())
     with pytest.raises(IllegalTransition):
-        order.fill(0, content())
+        order.content_arrived(0, content())
     with pytest.raises(IllegalTransition):
         order.batch_done(0)
     batch = order.next_batch()
@@ -212,7 +212,7 @@ def test_illegal_moves_raise_and_change_nothing() -> None:
 def test_a_transaction_is_done_by_the_sink_alone_and_a_prepare_by_its_record_alone() -> None:
     order = make_order()
     add(order, 0, 100)
-    order.fill(0, content())
+    order.content_arrived(0, content())
     with pytest.raises(IllegalTransition):
         order.resolve(0)
     batch = order.next_batch()
@@ -222,7 +222,7 @@ def test_a_transaction_is_done_by_the_sink_alone_and_a_prepare_by_its_record_alo
     assert order.confirmed_lsn == 0
     order.add_hold(1, Lsn(150))
     with pytest.raises(IllegalTransition):
-        order.fill(1, content())
+        order.content_arrived(1, content())
     order.batch_done(batch.number)
     assert order.confirmed_lsn == 104 and order.next_batch() is None
     order.resolve(1)
@@ -254,9 +254,9 @@ def test_a_unit_of_messages_alone_takes_its_place_and_confirms_nothing() -> None
     add(order, 2, 200)
     order.add_unit(3, Lsn(0), Lsn(0), Lsn(0), 0)
     for ticket in range(1, 4):
-        order.fill(ticket, content(xid=700 + ticket))
+        order.content_arrived(ticket, content(xid=700 + ticket))
     assert order.next_batch() is None
-    order.fill(0, content())
+    order.content_arrived(0, content())
     batch = order.next_batch()
     assert batch is not None and len(batch.units) == 4
     assert (batch.first_commit_lsn, batch.last_commit_lsn, batch.end_lsn) == (100, 200, 204)
@@ -267,7 +267,7 @@ def test_a_unit_of_messages_alone_takes_its_place_and_confirms_nothing() -> None
 def test_a_batch_of_messages_alone_has_no_position() -> None:
     order = make_order()
     order.add_unit(0, Lsn(0), Lsn(0), Lsn(0), 0)
-    order.fill(0, content())
+    order.content_arrived(0, content())
     batch = order.next_batch()
     assert batch is not None
     assert (batch.first_commit_lsn, batch.last_commit_lsn, batch.end_lsn, batch.n_transactions) == (
@@ -286,7 +286,7 @@ def test_a_batch_says_what_its_units_hold_together() -> None:
     order.add_unit(1, Lsn(100), Lsn(300), Lsn(304), 3)
     add(order, 2, 400)
     for ticket, (rows, n_bytes) in enumerate(((0, 5), (7, 70), (2, 20))):
-        order.fill(ticket, content(rows, n_bytes))
+        order.content_arrived(ticket, content(rows, n_bytes))
     batch = order.next_batch()
     assert batch is not None
     assert (batch.first_commit_lsn, batch.last_commit_lsn, batch.end_lsn) == (100, 400, 404)
@@ -300,7 +300,7 @@ def test_a_batch_is_filled_up_to_its_bounds_and_not_beyond(rows: int, n_bytes: i
     order = make_order(rows, n_bytes)
     for ticket in range(4):
         add(order, ticket, 100 * (ticket + 1))
-        order.fill(ticket, content(3, 30))
+        order.content_arrived(ticket, content(3, 30))
     batch = order.next_batch()
     assert batch is not None and len(batch.units) == n_units
 
@@ -309,7 +309,7 @@ def test_a_small_transaction_behind_a_large_one_does_not_overtake_it() -> None:
     order = make_order(rows=10)
     for ticket, n_rows in enumerate((5, 100, 1)):
         add(order, ticket, 100 * (ticket + 1))
-        order.fill(ticket, content(n_rows, xid=ticket))
+        order.content_arrived(ticket, content(n_rows, xid=ticket))
     released = []
     while (batch := order.next_batch()) is not None:
         released += [u.transactions.column(0)[0].as_py() for u in batch.units]
@@ -348,19 +348,19 @@ def test_only_a_hold_that_came_before_and_is_not_resolved_is_waited_for() -> Non
 def test_what_is_done_is_forgotten() -> None:
     order = make_order()
     add(order, 0, 100)
-    order.fill(0, content())
+    order.content_arrived(0, content())
     batch = order.next_batch()
     assert batch is not None
     (given_back,) = order.batch_done(batch.number)
     assert given_back is batch.units[0] and order.n_waiting == 0
     with pytest.raises(IllegalTransition, match="unknown or already done"):
-        order.fill(0, content())
+        order.content_arrived(0, content())
 
 
 def test_errors_survive_the_way_between_processes() -> None:
     order = make_order()
     with pytest.raises(IllegalTransition) as caught:
-        order.fill(7, content())
+        order.content_arrived(7, content())
     copy = pickle.loads(pickle.dumps(caught.value))
     assert str(copy) == str(caught.value) and copy.remedy == caught.value.remedy
 
@@ -395,7 +395,7 @@ def test_any_interleaving_releases_in_order_and_confirms_only_the_done_prefix(da
                 done.add(ticket)
         elif move == "fill":
             ticket = data.draw(st.sampled_from(unfilled))
-            order.fill(ticket, content(xid=ticket))
+            order.content_arrived(ticket, content(xid=ticket))
             filled.add(ticket)
         elif move == "resolve":
             ticket = data.draw(st.sampled_from(unresolved))

@@ -73,15 +73,15 @@ def test_a_table_is_parked_from_its_first_bad_commit_on_whichever_unit_is_ready_
     order = order_of()
     for ticket, lsn in enumerate((100, 200, 300)):
         order.add_unit(ticket, Lsn(lsn), Lsn(lsn), Lsn(lsn + 4), 1)
-    order.fill(
+    order.content_arrived(
         2,
         unit(
             lines((300, 5, ["public.bad", "public.good"])), in_memory(NEWER, 3, 300), in_memory(GOOD, 2, 300)
         ),
     )
-    order.fill(0, unit(lines((100, 1, ["public.bad"])), in_memory(BAD, 1, 100)))
+    order.content_arrived(0, unit(lines((100, 1, ["public.bad"])), in_memory(BAD, 1, 100)))
     assert order.parking.version == 0
-    order.fill(1, unit(lines((200, 4, ["public.bad"])), bad=(bad_from(200, 4),)))
+    order.content_arrived(1, unit(lines((200, 4, ["public.bad"])), bad=(bad_from(200, 4),)))
     batch = order.next_batch()
     assert batch is not None
     assert [parts_of(each) for each in batch.units] == [["bad 100"], [], ["good 300"]]
@@ -101,10 +101,10 @@ def test_a_unit_of_many_transactions_keeps_what_committed_before_and_its_transac
     order.add_unit(1, Lsn(400), Lsn(500), Lsn(504), 2)
     said = [(lsn, 2, ["public.bad", "public.good"]) for lsn in (100, 200, 300)]
     # The buffer has left out what it found: the part has the first transaction's row alone.
-    order.fill(
+    order.content_arrived(
         0, unit(lines(*said), in_memory(BAD, 1, 100), in_memory(GOOD, 3, 100), bad=(bad_from(200, 2),))
     )
-    order.fill(
+    order.content_arrived(
         1,
         unit(
             lines((400, 1, ["public.good"]), (500, 2, ["public.bad"])),
@@ -123,7 +123,7 @@ def test_a_unit_of_many_transactions_keeps_what_committed_before_and_its_transac
 def test_what_a_table_has_in_segments_is_left_out_and_its_files_are_nobodys() -> None:
     order = order_of(ParkedTable(5, "public.bad", Lsn(50), Xid(1), "why"))
     order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
-    order.fill(
+    order.content_arrived(
         0, unit(lines((100, 9, ["public.bad", "public.good"])), spilled(BAD, 7, 100), spilled(GOOD, 2, 100))
     )
     batch = order.next_batch()
@@ -136,7 +136,7 @@ def test_a_run_that_is_repeated_parks_at_the_same_commit_and_counts_nothing_twic
     recorded = ParkedTable(5, "public.bad", Lsn(200), Xid(200), "why")
     order = order_of(recorded)
     order.add_unit(0, Lsn(100), Lsn(200), Lsn(204), 2)
-    order.fill(
+    order.content_arrived(
         0,
         unit(
             lines((100, 1, ["public.bad"]), (200, 1, ["public.bad"])),
@@ -145,7 +145,7 @@ def test_a_run_that_is_repeated_parks_at_the_same_commit_and_counts_nothing_twic
         ),
     )
     order.add_unit(1, Lsn(300), Lsn(300), Lsn(304), 1)
-    order.fill(1, unit(lines((300, 1, ["public.bad"])), in_memory(BAD, 1, 300)))
+    order.content_arrived(1, unit(lines((300, 1, ["public.bad"])), in_memory(BAD, 1, 300)))
     batch = order.next_batch()
     assert batch is not None and [parts_of(each) for each in batch.units] == [["bad 100"], []]
     order.batch_done(batch.number)
@@ -157,7 +157,7 @@ def test_a_run_that_is_repeated_parks_at_the_same_commit_and_counts_nothing_twic
 def test_what_the_journal_takes_is_settled_and_counted_before_the_sink_has_it() -> None:
     order = order_of()
     order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
-    order.fill(
+    order.content_arrived(
         0, unit(lines((100, 2, ["public.bad", "public.good"])), in_memory(GOOD, 1, 100), bad=(bad_from(100),))
     )
     (entry,) = order.to_write(10**6, 10)
@@ -171,7 +171,7 @@ def test_a_park_below_what_a_batch_ends_with_goes_with_it_and_a_later_one_does_n
     later = ParkedTable(5, "public.bad", Lsn(900), Xid(2), "why")
     order = order_of(old, later)
     order.add_unit(0, Lsn(100), Lsn(100), Lsn(104), 1)
-    order.fill(0, unit(lines((100, 1, ["public.bad"])), in_memory(BAD, 1, 100)))
+    order.content_arrived(0, unit(lines((100, 1, ["public.bad"])), in_memory(BAD, 1, 100)))
     batch = order.next_batch()
     assert batch is not None and batch.parked == (old,) and parts_of(batch.units[0]) == ["bad 100"]
 
@@ -181,8 +181,8 @@ def test_a_table_that_was_resumed_is_delivered_and_parked_anew_at_its_next_bad_c
     order = order_of(ended)
     for ticket, lsn in enumerate((100, 200)):
         order.add_unit(ticket, Lsn(lsn), Lsn(lsn), Lsn(lsn + 4), 1)
-    order.fill(0, unit(lines((100, 1, ["public.bad"])), in_memory(BAD, 1, 100)))
-    order.fill(1, unit(lines((200, 1, ["public.bad"])), bad=(bad_from(200),)))
+    order.content_arrived(0, unit(lines((100, 1, ["public.bad"])), in_memory(BAD, 1, 100)))
+    order.content_arrived(1, unit(lines((200, 1, ["public.bad"])), bad=(bad_from(200),)))
     batch = order.next_batch()
     assert batch is not None and parts_of(batch.units[0]) == ["bad 100"]
     assert [(each.since_lsn, each.until_lsn) for each in order.parking.tables] == [(50, 90), (200, None)]
@@ -221,9 +221,9 @@ def sent_again(parking: Parking) -> tuple[CommitOrder, list[list[str]]]:
     order = CommitOrder(batch_rows=100, batch_bytes=10**6, parking=parking)
     for ticket, lsn in enumerate((200, 300, 400)):
         order.add_unit(ticket, Lsn(lsn), Lsn(lsn), Lsn(lsn + 4), 1)
-    order.fill(0, unit(lines((200, 1, ["public.bad"])), bad=(bad_from(200),)))
-    order.fill(1, unit(lines((300, 1, ["public.bad"])), in_memory(BAD, 1, 300)))
-    order.fill(2, unit(lines((400, 1, ["public.bad"])), in_memory(BAD, 1, 400)))
+    order.content_arrived(0, unit(lines((200, 1, ["public.bad"])), bad=(bad_from(200),)))
+    order.content_arrived(1, unit(lines((300, 1, ["public.bad"])), in_memory(BAD, 1, 300)))
+    order.content_arrived(2, unit(lines((400, 1, ["public.bad"])), in_memory(BAD, 1, 400)))
     batch = order.next_batch()
     assert batch is not None
     order.batch_done(batch.number)
@@ -248,7 +248,7 @@ def test_a_unit_across_the_place_of_the_resume_that_has_the_bad_commit_parks_the
     """Its buffer has left out the rows from behind the place, too: to deliver the table's next rows would hide that."""
     order = order_of(recorded_and_resumed())
     order.add_unit(0, Lsn(200), Lsn(400), Lsn(404), 2)
-    order.fill(
+    order.content_arrived(
         0, unit(lines((200, 1, ["public.bad"]), (400, 1, ["public.bad"])), bad=(bad_from(200, n_changes=2),))
     )
     assert [(each.since_lsn, each.is_parked) for each in order.parking.tables] == [(200, False), (200, True)]
@@ -259,7 +259,7 @@ def test_what_was_left_out_before_a_transaction_that_ends_the_run_is_counted_onc
     order.add_unit(0, Lsn(100), Lsn(300), Lsn(304), 3)
     content = unit(lines((100, 1, ["public.bad"]), (200, 1, ["public.bad"])), in_memory(BAD, 2, 100))
     halt = Undeliverable(PoisonedChange("x"), last_commit_lsn=Lsn(200), end_lsn=Lsn(204), n_transactions=2)
-    order.fill(0, dataclasses.replace(content, undeliverable=halt))
+    order.content_arrived(0, dataclasses.replace(content, undeliverable=halt))
     batch = order.next_batch()
     assert batch is not None and parts_of(batch.units[0]) == []
     order.batch_done(batch.number)

@@ -16,7 +16,7 @@ from xidstream.pipeline.exchange import Sealed, TransactionEnd
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.stream import Committed, PlainBlock, Prepared
-from xidstream.pipeline.stream.cut_routing import TicketedCut
+from xidstream.pipeline.stream.event_router import OrderedEvent
 from xidstream.pipeline.transactions.sealed import transaction_row
 
 OPENED = opened_at(5, 100, two_phase=False)
@@ -43,7 +43,7 @@ async def submit(sequence: CommitSequence, committed_s: float) -> None:
     end = TransactionEnd(Xid(700), Lsn(20), Lsn(24), int(committed_s * 1e6))
     content: asyncio.Future[Sealed] = asyncio.get_running_loop().create_future()
     content.set_result(Sealed(transaction_row(end, 0, [], with_messages=True), (), (), (), 0, 0))
-    await sequence.submit([TicketedCut(0, Committed(end, has_blocks=True), content)])
+    await sequence.submit([OrderedEvent(0, Committed(end, has_blocks=True), content)])
 
 
 async def until(sequence: CommitSequence, confirmed: str) -> SequencerReport:
@@ -117,12 +117,12 @@ HEADS = {
 @pytest.mark.parametrize("name", HEADS)
 def test_what_waits_for_its_buffer_is_named_by_xid_and_lsn(tmp_path: Path, name: str) -> None:
     """Of messages outside of transactions the run said that "the commit at None" waits."""
-    cut, named = HEADS[name]
+    event, named = HEADS[name]
 
     async def work() -> SequencerReport:
         sequence = await opened(Config(storage=str(tmp_path)))
         content = asyncio.get_running_loop().create_future()
-        await sequence.submit([TicketedCut(0, cut, content)])
+        await sequence.submit([OrderedEvent(0, event, content)])
         return await told(sequence)
 
     head = asyncio.run(work()).sequencer

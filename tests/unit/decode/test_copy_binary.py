@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from psycopg.adapt import PyFormat, Transformer
 
 from tests.unit.decode.builder import OIDS, numeric_modifier, relation
-from xidstream.pipeline.decode import NotHeld, decode_copied, text_columns
+from xidstream.pipeline.decode import ValuesDoNotFit, decode_copied, text_columns
 from xidstream.pipeline.errors import (
     ColumnNameClash,
     MalformedMessage,
@@ -180,14 +180,14 @@ def test_a_numeric_with_a_precision_is_that_decimal(data: st.DataObject) -> None
 )
 def test_a_numeric_that_its_precision_cannot_hold_is_not_taken_for_another(number: str) -> None:
     table = relation(("a", "int4"), ("n", "numeric", numeric_modifier(5, 2)))
-    with pytest.raises(NotHeld) as caught:
+    with pytest.raises(ValuesDoNotFit) as caught:
         decode([copied([b"\0\0\0\1", sent(Decimal(number))])], table)
     assert caught.value.columns == {1}
 
 
 def test_numerics_of_a_few_bytes_whose_texts_are_giant_are_asked_for_as_text() -> None:
     giant = copied([struct.pack(">hhhhh", 1, 10_000, 0, 0, 1)])  # 1e40000
-    with pytest.raises(NotHeld) as caught:
+    with pytest.raises(ValuesDoNotFit) as caught:
         decode([giant] * 65_536, relation(("n", "numeric")))
     assert caught.value.columns == {0}
     assert values([giant], relation(("n", "numeric"))) == [["1" + "0" * 40_000]]
@@ -199,7 +199,7 @@ def test_values_beyond_a_native_type_name_all_their_columns_and_are_text_when_th
         [b"\x7f\xff\xff\xff", b"\0\0\0\1", b"\0" * 8],  # infinity
         [b"\0" * 4, b"\0\0\0\2", b"\x80" + b"\0" * 7],  # -infinity
     ]
-    with pytest.raises(NotHeld) as caught:
+    with pytest.raises(ValuesDoNotFit) as caught:
         decode([copied(row) for row in rows], table)
     assert caught.value.columns == {0, 2}
     again = [["infinity", b"\0\0\0\1", "2000-01-01 00:00:00+00"], ["2000-01-01", b"\0\0\0\2", "-infinity"]]
@@ -217,7 +217,7 @@ def test_the_first_and_the_last_day_that_are_held(type_name: str, unit: int) -> 
     got = values([copied([struct.pack(form, first)]), copied([struct.pack(form, last)])], table)
     assert [str(row[0])[:10] for row in got] == ["0001-01-01", "9999-12-31"]
     for beyond in (first - 1, last + 1):
-        with pytest.raises(NotHeld):
+        with pytest.raises(ValuesDoNotFit):
             decode([copied([struct.pack(form, beyond)])], table)
 
 
@@ -284,7 +284,7 @@ def test_whatever_the_bytes_are_there_is_a_result_or_an_error_of_ours(
         rows[i] = row[:place] + noise + row[place + cut :]
     try:
         decoded = decode(rows, EVERY)
-    except (XidstreamError, NotHeld):
+    except (XidstreamError, ValuesDoNotFit):
         return
     assert {len(column) for column in decoded.columns} == {len(rows)}
 
@@ -298,7 +298,7 @@ def test_whatever_a_values_bytes_are_its_column_is_valid_or_an_error_of_ours(
     table = relation(("v", type_name, numeric_modifier(20, 3) if modifier else -1))
     try:
         decoded = decode([copied([each]) for each in data], table)
-    except (PoisonedChange, NotHeld):
+    except (PoisonedChange, ValuesDoNotFit):
         return
     decoded.columns[0].validate(full=True)
     assert [v is None for v in decoded.columns[0].to_pylist()] == [v is None for v in data]

@@ -116,11 +116,11 @@ def test_every_message_cut_at_every_place(kind: str) -> None:
     payload, lengths = BLOCKS[kind]
     ends = np.cumsum(lengths)
     for m, end in enumerate(ends):
-        for left_out in range(1, int(lengths[m]) + 1):
+        for n_cut_off in range(1, int(lengths[m]) + 1):
             shorter = lengths.copy()
-            shorter[m] -= left_out
+            shorter[m] -= n_cut_off
             with pytest.raises(XidstreamError):
-                _decode(kind, np.delete(payload, slice(end - left_out, end)), shorter)
+                _decode(kind, np.delete(payload, slice(end - n_cut_off, end)), shorter)
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

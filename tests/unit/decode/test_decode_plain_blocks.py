@@ -23,7 +23,7 @@ from xidstream.pipeline.decode import DecodedPlainBlock, decode_plain_block
 from xidstream.pipeline.decode.table_decoder import DecodedTable
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange, ProtocolViolation
 from xidstream.pipeline.pg import POSTGRES_EPOCH_UNIX_US, Lsn, Xid
-from xidstream.pipeline.poison import NONE_GIVEN_UP
+from xidstream.pipeline.poison import NO_SKIPS
 from xidstream.pipeline.schema import rows
 
 A = relation(("id", "int4"), relid=5, name="a", keys=["id"])
@@ -279,7 +279,7 @@ def test_of_a_block_that_is_not_whole_the_result_has_the_tables(given_up: bool) 
     relations = {n: relation(("note", "text"), relid=n, name=f"t{n}") for n in (1, 2, 3)}
     bad: list[bytes | str] = ["good", "good" if given_up else b"caf\xe9", "good"]
     messages = [m for n in relations for m in (begin(n, n), insert([bad[n - 1]], relid=n), commit(n))]
-    pairs = frozenset({(Xid(2), Lsn(2))}) if given_up else NONE_GIVEN_UP
+    pairs = frozenset({(Xid(2), Lsn(2))}) if given_up else NO_SKIPS
     decoded = decode_plain_block(*block(*messages), relations, pairs, take=lambda table, stamp: None)
     assert not decoded.is_whole
     kept = [1, 3] if given_up else [1]

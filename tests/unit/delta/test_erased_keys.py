@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from xidstream.pipeline.errors import Unsupported, UsageError
-from xidstream.pipeline.log_tables.erased_keys import MOST_KEYS, HeldIn, RowsOfKeys, parse_keys
+from xidstream.pipeline.log_tables.erased_keys import MOST_KEYS, RowsOfKeys, StoredColumn, parse_keys
 
 UTC = datetime.timezone.utc
 
 
 def found(pg_type: str, arrow: pa.DataType, key: str, values: list[Any]) -> list[Any]:
-    keys = RowsOfKeys(parse_keys([key]), {"k": [HeldIn("k", arrow, pg_type)]}, ["k"], "public.t")
+    keys = RowsOfKeys(parse_keys([key]), {"k": [StoredColumn("k", arrow, pg_type)]}, ["k"], "public.t")
     rows = pa.RecordBatch.from_arrays([pa.array(values, arrow)], ["k"])
     return rows.filter(keys.among(rows))["k"].to_pylist()
 
@@ -98,13 +98,16 @@ def test_a_type_whose_equality_is_not_that_of_the_text_is_refused(arrow: pa.Data
 
 
 def test_a_key_of_several_columns_is_met_by_all_of_them() -> None:
-    held = {"a": [HeldIn("a", pa.int32(), "integer")], "b": [HeldIn("b", pa.string(), "text")]}
+    stored_columns = {
+        "a": [StoredColumn("a", pa.int32(), "integer")],
+        "b": [StoredColumn("b", pa.string(), "text")],
+    }
     keys = parse_keys(["b = 'x' and a in (1, 2)", "a = 3 and b = 'y'", "a = 9"])
     assert keys.n_keys == 4
     rows = pa.RecordBatch.from_pydict(
         {"a": pa.array([1, 2, 3, 3, 1, 9, None], pa.int32()), "b": ["x", "x", "y", "x", "y", None, "x"]}
     )
-    mask = RowsOfKeys(keys, held, ["a", "b"], "public.t").among(rows)
+    mask = RowsOfKeys(keys, stored_columns, ["a", "b"], "public.t").among(rows)
     assert mask.to_pylist() == [True, True, True, False, False, True, False]
 
 

@@ -14,13 +14,13 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from tests.unit.delta.test_erased_rows import LABEL, SLOT, Table, change, read
 from tests.unit.delta.test_small_files import s3 as s3
 from tests.unit.log_tables.test_snapshot_log import GENERATION, log_of, written
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.delta_bases import DeltaBases
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.erased_copies import copies_in_log, left_of
 from xidstream.pipeline.delta.erased_table import erase_rows
 from xidstream.pipeline.errors import PreconditionMissing
-from xidstream.pipeline.log_tables.erased_keys import HeldIn, parse_keys
+from xidstream.pipeline.log_tables.erased_keys import StoredColumn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror.base_table import MirrorMarks
@@ -101,7 +101,7 @@ def test_a_replaced_file_goes_when_the_table_need_not_keep_it_any_more(tmp_path:
 
 # -- a refresh of the mirror ------------------------------------------------------------------------------
 
-HELD = {"id": [HeldIn("id", pa.int64(), "bigint")]}
+HELD = {"id": [StoredColumn("id", pa.int64(), "bigint")]}
 
 
 class Mirrored:
@@ -115,7 +115,7 @@ class Mirrored:
         write_deltalake(f"{root}/_transactions", pa.table({"commit_lsn": [200]}), commit_properties=of_slot)
 
     def refresher(self) -> TableRefresher:
-        at = ChangeLog(self.root.uri).table_at('public."a.b"', Lsn(150))
+        at = LogFrames(self.root.uri).table_at('public."a.b"', Lsn(150))
         return TableRefresher(DeltaBases(self.root), MirrorMarks(SLOT, 1), at, None, 1 << 20, lambda: None)
 
     def erase_log(self) -> None:
@@ -155,9 +155,9 @@ def test_a_refresh_that_came_first_is_erased_from(tmp_path: Path) -> None:
 def test_a_state_is_refused_where_another_tool_took_rows_and_not_where_an_erasure_did(tmp_path: Path) -> None:
     mirrored = Mirrored(tmp_path)
     mirrored.erase_log()
-    at = ChangeLog(mirrored.root.uri).table_at('public."a.b"', Lsn(150))
+    at = LogFrames(mirrored.root.uri).table_at('public."a.b"', Lsn(150))
     assert sum(file.n_rows for file in at.snapshot_files()) == 4
     DeltaTable(mirrored.root.child("public.a~2Eb").uri).delete("id = 3")
-    at = ChangeLog(mirrored.root.uri).table_at('public."a.b"', Lsn(150))
+    at = LogFrames(mirrored.root.uri).table_at('public."a.b"', Lsn(150))
     with pytest.raises(PreconditionMissing, match="had 4 rows, and its Delta table has 3"):
         at.snapshot_files()

@@ -24,8 +24,8 @@ from tests.unit.sinks.test_log_folds import Meanwhile
 from tests.unit.storage.test_journal_file import transaction_rows, unit
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline import faultpoints
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.delta_bases import DeltaBases
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.manifest import base_of, read_lines
 from xidstream.pipeline.erasure import kept_states
 from xidstream.pipeline.erasure.erasing import ErasureSettings, SlotStores, erase, look
@@ -69,7 +69,7 @@ class Root:
 
     @property
     def places(self) -> SlotStores:
-        return SlotStores(ChangeLog(str(self.folder / "delta")), self.storage, LAYOUT)
+        return SlotStores(LogFrames(str(self.folder / "delta")), self.storage, LAYOUT)
 
     def asked(self, id_: str = "t-1") -> ErasureRecord:
         return ErasureRecord(id_, "", 0, UPTO, now(), "somebody@here", "asked for")

@@ -38,7 +38,7 @@ from tests.unit.mirror.test_on_iceberg import (
 )
 from xidstream.actors.cli.erase import shown
 from xidstream.pipeline import faultpoints
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.manifest import ManifestWriter
 from xidstream.pipeline.erasure import erasing
 from xidstream.pipeline.erasure.erasing import ErasureSettings, SlotStores, erase, look
@@ -46,7 +46,7 @@ from xidstream.pipeline.errors import ComponentLost, Unsupported, UsageError
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import expiring, staged_commits
 from xidstream.pipeline.iceberg.base_table import manifests_of
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables import erased_rows
 from xidstream.pipeline.log_tables.erased_keys import parse_keys
@@ -87,7 +87,7 @@ class Erased:
     @property
     def places(self) -> SlotStores:
         return SlotStores(
-            ChangeLog(f"iceberg:{self.log.iceberg}".replace("iceberg:iceberg:", "iceberg:")),
+            LogFrames(f"iceberg:{self.log.iceberg}".replace("iceberg:iceberg:", "iceberg:")),
             self.storage,
             LAYOUT,
         )
@@ -154,7 +154,7 @@ def test_no_row_is_left_in_the_log_and_the_base_table_and_all_other_rows_are_as_
     assert {copy.where for copy in done.copies} == {"log", "base table"} and "copies are left" in shown(done)
     assert "second" not in json.dumps(done.to_json())
     # Whoever counts the snapshot's rows knows how many went.
-    at = ChangeLog(str(made.places.log.name)).table_at(LABEL, made.upto)
+    at = LogFrames(str(made.places.log.name)).table_at(LABEL, made.upto)
     assert at.snapshot_files()
     made.log.tables[LABEL][:] = [row for row in made.log.tables[LABEL] if row["id"] != 3]
     assert answers(refreshed(made.mirror)) == [Answer.SWAP]
@@ -459,16 +459,16 @@ def test_a_batch_and_a_merge_in_hand_are_made_again_and_no_row_comes_back_or_twi
     before = [row for row in made.in_log() if row["id"] != 3]
     begun: list[int] = []
     erased: list[ErasureRecord] = []
-    stages = getattr(IcebergTable, step)
+    stages = getattr(IcebergTableWriter, step)
 
-    def meanwhile(table: IcebergTable, *args: Any) -> Any:
+    def meanwhile(table: IcebergTableWriter, *args: Any) -> Any:
         staged = stages(table, *args)
         if table.label == LABEL and not begun:
             begun.append(1)
             erased.append(made.erase())
         return staged
 
-    monkeypatch.setattr(IcebergTable, step, meanwhile)
+    monkeypatch.setattr(IcebergTableWriter, step, meanwhile)
     n = 0
     while n < 40 and not (erased and n > 1):
         made.log.commit(*((t, [{"id": 9_000 + n, "name": "z", "_change": INSERT}]) for t in (A, B)))

@@ -33,7 +33,7 @@ from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import expiring
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.sinks import batch_commits
@@ -99,7 +99,7 @@ class World:
     def theirs(self, key: str, moved: dict[str, int], *ids: int) -> None:
         """Another program, or another run, commits to a table meanwhile."""
         table = self.server.catalog.load_table(f"shop.{key}")
-        handle = IcebergTable(table, Location.parse(table.location()), key)
+        handle = IcebergTableWriter(table, Location.parse(table.location()), key)
         files = written(handle, 9_000, *ids) if ids else []
         versions = {name: version for name, version in moved.items() if ids}
         handle.commit(files, versions, marks={} if ids else moved)

@@ -16,7 +16,7 @@ from tests.spark.support import INT4, INT8, TEXT, relation
 from xidstream.pipeline.errors import SinkDiverged, SinkFailed, StorageFault, UsageError
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.expiring import EXPIRES_EVERY, KEPT_SNAPSHOTS
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable, Newest
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter, Newest
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
@@ -42,7 +42,7 @@ def opened(root: Path, upkeep: IcebergUpkeep | None = None) -> IcebergTables:
     return IcebergTables(IcebergAddress.parse(f"{root}/lake/shop"), makes=True, upkeep=upkeep)
 
 
-def table_of(root: Path, upkeep: IcebergUpkeep | None = None) -> IcebergTable:
+def table_of(root: Path, upkeep: IcebergUpkeep | None = None) -> IcebergTableWriter:
     tables = opened(root, upkeep)
     return tables.open_or_create("public__a", "public.a", columns_of(A), tables.about(A))
 
@@ -54,7 +54,7 @@ def raw(root: Path) -> Any:
     return catalog.load_table("shop.public__a")
 
 
-def written(table: IcebergTable, lsn: int, *ids: int, **more: Any) -> list[WrittenFile]:
+def written(table: IcebergTableWriter, lsn: int, *ids: int, **more: Any) -> list[WrittenFile]:
     """A file with these rows, in the table's columns."""
     schema = pa.schema([column.field for column in table.columns])
     files = ParquetFiles(table.location, f"data-{lsn}-{os.urandom(4).hex()}", schema, "_commit_lsn")
@@ -78,7 +78,7 @@ def test_a_watermark_that_is_an_lsn_is_a_number_to_the_next_handle(tmp_path: Pat
     assert table_of(tmp_path).watermark(SLOT) == 0x1CDEF58
 
 
-def commit(table: IcebergTable, lsn: int, *rows: int, owner: int = 1) -> None:
+def commit(table: IcebergTableWriter, lsn: int, *rows: int, owner: int = 1) -> None:
     table.commit(written(table, lsn, *rows), {SLOT: lsn}, marks={f"{SLOT}/owner": owner})
 
 
@@ -401,7 +401,7 @@ def test_what_a_table_says_of_itself_is_described_once_and_renewed(tmp_path: Pat
 # -- what does not grow ------------------------------------------------------------------------------------
 
 
-def grown(root: Path, table: IcebergTable, lsns: Sequence[int]) -> None:
+def grown(root: Path, table: IcebergTableWriter, lsns: Sequence[int]) -> None:
     for lsn in lsns:
         table.commit([WrittenFile(f"data-{lsn}/x.parquet", 5, 1, lsn, lsn)], {SLOT: lsn})
 

@@ -18,7 +18,7 @@ from tests.unit.iceberg.test_iceberg_table import SLOT, A, columns_of, commit, o
 from xidstream.pipeline.changelog.iceberg_root import IcebergLogTable, IcebergRoot
 from xidstream.pipeline.errors import StorageFault, Unsupported
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_tables import source_of, table_name
 from xidstream.pipeline.iceberg.log_reading import IcebergTableSnapshot
 from xidstream.pipeline.log_tables import locations
@@ -134,7 +134,7 @@ def test_the_scheme_of_a_files_place_may_be_written_otherwise(
     assert len(found) == 3
 
 
-def described(root: Path, *versions: Any) -> IcebergTable:
+def described(root: Path, *versions: Any) -> IcebergTableWriter:
     table = table_of(root)
     brought = [VersionSince(SLOT, lsn, each, table.columns) for lsn, each in versions]
     table.describe(opened(root).about(A), brought)

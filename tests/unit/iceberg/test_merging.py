@@ -30,7 +30,7 @@ from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.faultpoints import FaultPlan
 from xidstream.pipeline.iceberg import expiring, merging, staged_commits
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
 from xidstream.pipeline.log_tables import small_files
@@ -48,11 +48,11 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_files, "SIZE_CLASSES", CLASSES)
 
 
-def merged(table: IcebergTable) -> set[str]:
+def merged(table: IcebergTableWriter) -> set[str]:
     return {path for path in table_of_folder(table) if "-merged/" in path}
 
 
-def table_of_folder(table: IcebergTable) -> set[str]:
+def table_of_folder(table: IcebergTableWriter) -> set[str]:
     root = Path(table.location.uri)
     return {str(path.relative_to(root)) for path in root.glob("data-*/*.parquet")}
 

@@ -11,7 +11,7 @@ from tests.iceberg_rest import IcebergRestServer
 from tests.unit.iceberg.test_iceberg_table import SLOT, A, columns_of, written
 from xidstream.pipeline.errors import StorageFault
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.sinks.sink import sink_type
@@ -28,7 +28,7 @@ def rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IcebergRes
     server.stop()
 
 
-def table_of() -> IcebergTable:
+def table_of() -> IcebergTableWriter:
     tables = IcebergTables(IcebergAddress.parse("prod/shop"), makes=True)
     return tables.open_or_create("public__a", "public.a", columns_of(A), tables.about(A))
 

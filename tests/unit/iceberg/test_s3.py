@@ -19,7 +19,7 @@ from xidstream.pipeline.findings import Status
 from xidstream.pipeline.iceberg import expiring
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
 from xidstream.pipeline.iceberg.expiring import KEPT_SNAPSHOTS
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep, leftovers
@@ -32,7 +32,7 @@ from xidstream.pipeline.log_tables.segment_links import SegmentLinks
 from xidstream.pipeline.log_tables.watched_clock import WatchedClock
 from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.sinks.sink import sink_type
-from xidstream.pipeline.spark.parquet_frames import HeldColumn, StoredFiles
+from xidstream.pipeline.spark.parquet_frames import ColumnLookup, StoredFiles
 from xidstream.pipeline.storage.storage import Storage
 
 EVERY = 10
@@ -55,7 +55,7 @@ def bucket(s3: tuple[Location, Connection], tmp_path: Path, monkeypatch: pytest.
     return found
 
 
-def table_of(upkeep: IcebergUpkeep | None = None) -> IcebergTable:
+def table_of(upkeep: IcebergUpkeep | None = None) -> IcebergTableWriter:
     tables = IcebergTables(IcebergAddress.parse("prod/shop"), makes=True, upkeep=upkeep)
     return tables.open_or_create("public__a", "public.a", columns_of(A), tables.about(A))
 
@@ -116,8 +116,8 @@ def test_the_logs_readers_find_files_and_rows_there(bucket: str) -> None:
     )
     (file,) = found.files(101)
     assert found.read_file(file, ["id"], pc.field("id") > 110)["id"].to_pylist() == [111]
-    held = tuple(HeldColumn(each, (name,)) for each, name in enumerate(found.schema.names, 1))
-    read = StoredFiles((file.path,), found.schema, found.location, held)
+    lookups = tuple(ColumnLookup(each, (name,)) for each, name in enumerate(found.schema.names, 1))
+    read = StoredFiles((file.path,), found.schema, found.location, lookups)
     (rows,) = read([pa.record_batch({"id": [0]})])
     assert rows.schema == found.schema and rows["id"].to_pylist() == [110, 111]
 

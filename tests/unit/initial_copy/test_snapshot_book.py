@@ -11,7 +11,7 @@ import pytest
 from xidstream.pipeline.errors import SnapshotInterrupted
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
-from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable, resumed
+from xidstream.pipeline.parked import ParkedTable, SkippedTransaction, resumed
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -21,7 +21,7 @@ from xidstream.pipeline.snapshot.key_filter import KeyFilter, Repair, parse_key_
 from xidstream.pipeline.snapshot.tables import Leaf, PrimaryKey, PublishedSource, Witness
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import write_progress
-from xidstream.pipeline.storage.skips import Skip, note_left_out, write_skip
+from xidstream.pipeline.storage.skips import Skip, note_skipped, write_skip
 from xidstream.pipeline.storage.snapshot_record import cancel, read_taken, read_wishes, request
 from xidstream.pipeline.storage.storage import Storage
 
@@ -216,7 +216,7 @@ def test_a_transaction_that_was_given_up_has_the_snapshots_of_its_tables_taken_a
     skip = Skip(Xid(9), Lsn(200), datetime.datetime.now(datetime.timezone.utc))
     write_skip(storage, LAYOUT, skip)
     assert book_of(storage).needs(sources, lines, LSN).ended == (), "no run has met it yet"
-    note_left_out(storage, LAYOUT, [LeftOutTransaction(skip.xid, skip.commit_lsn, relids)])
+    note_skipped(storage, LAYOUT, [SkippedTransaction(skip.xid, skip.commit_lsn, relids)])
     needs = book_of(storage).needs(sources, lines, LSN)
     why = "transaction 9, with its commit at 0/C8, was given up (`xidstream slot skip`)"
     assert needs.ended == tuple((line, why) for line in lines[: 1 if relids else 2])
@@ -296,7 +296,7 @@ def altered(source: PublishedSource) -> PublishedSource:
     """With a column that was added with a default."""
     columns = (*source.relation.columns, Column("n", 23, -1, False))
     relation = dataclasses.replace(source.relation, columns=columns)
-    return dataclasses.replace(source, relation=relation, attnums=(1, 2), filled_in=("n",))
+    return dataclasses.replace(source, relation=relation, attnums=(1, 2), missing_defaults=("n",))
 
 
 def test_a_survey_proves_nothing_where_a_generation_that_is_being_committed_is_another_table(
@@ -447,7 +447,7 @@ def test_a_next_snapshot_is_placed_behind_all_of_the_tables_name(storage: Storag
 
 def grown(source: PublishedSource) -> PublishedSource:
     """With a column that was added without a default."""
-    return dataclasses.replace(altered(source), filled_in=())
+    return dataclasses.replace(altered(source), missing_defaults=())
 
 
 def test_columns_that_no_row_brings_are_to_be_told_until_the_log_has_been_also_by_the_next_run(

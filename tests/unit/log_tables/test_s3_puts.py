@@ -36,13 +36,13 @@ def table(s3: CountedS3, **options: str) -> Location:
     return Location(f"{s3.uri}/of a%20root/{uuid.uuid4().hex}/public.t~C3~A4", {**s3.options, **options})
 
 
-def written(location: Location, content: bytes, piece: int = 1 << 20) -> str:
+def written(location: Location, content: bytes, chunk: int = 1 << 20) -> str:
     path = f"job-{uuid.uuid4().hex}/part-00000.parquet"
     with location.create(path) as file:
         # As Parquet's writer, which is no Python: deltalake's file takes no buffer of Python's.
-        buffered = pa.BufferedOutputStream(file, 2 * piece)
-        for i in range(0, len(content), piece):
-            buffered.write(content[i : i + piece])
+        buffered = pa.BufferedOutputStream(file, 2 * chunk)
+        for i in range(0, len(content), chunk):
+            buffered.write(content[i : i + chunk])
         buffered.flush()
         assert file.tell() == len(content)
     assert location.read(path) == content

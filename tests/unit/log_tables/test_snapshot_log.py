@@ -19,8 +19,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from xidstream.pipeline import faultpoints
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.generations import generation_at, generations_of
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.delta.delta_tables import DeltaTables
 from xidstream.pipeline.delta.erased_table import erase_rows
@@ -227,7 +227,7 @@ def test_lines_of_an_earlier_version_are_read_and_a_run_adds_the_columns_that_th
     told = DeltaTable(uri).to_pyarrow_table()
     shutil.rmtree(uri)
     write_deltalake(uri, told.drop_columns(["until", "contained_upto", "rows"]))
-    (found,) = ChangeLog(str(tmp_path)).generations()['public."a.b"']
+    (found,) = LogFrames(str(tmp_path)).generations()['public."a.b"']
     assert (found.number, found.until, found.n_rows, found.bounds.contained_upto) == (1, None, None, 0)
     log_of(tmp_path).lines(True)
     assert set(DeltaTable(uri).to_pyarrow_table().column_names) == set(told.column_names)
@@ -465,7 +465,7 @@ def test_what_is_told_already_is_not_told_again_and_a_proof_never_falls(tmp_path
     for lsn in (131, 120):
         log.prove(Lsn(lsn))
         log.reach(Lsn(lsn))
-    assert versions() == before and ChangeLog(str(tmp_path)).proven_lsn == 131
+    assert versions() == before and LogFrames(str(tmp_path)).proven_lsn == 131
 
 
 def test_a_table_that_is_parked_does_not_stand_up_to_its_next_ddl(tmp_path: Path) -> None:
@@ -961,9 +961,9 @@ def test_columns_that_no_row_has_brought_are_the_logs_from_where_a_look_has_foun
     for _ in range(2):
         log.lay_out([(GROWN, Lsn(200))])
     assert of_layouts(tmp_path) == [(None, 99, ["id", "name"]), (130, 200, ["id", "name", "note"])]
-    assert ChangeLog(str(tmp_path)).last_commit_lsn == 200, "the log is whole up to there"
+    assert LogFrames(str(tmp_path)).last_commit_lsn == 200, "the log is whole up to there"
     log.prove(Lsn(200))
-    opened = ChangeLog(str(tmp_path))
+    opened = LogFrames(str(tmp_path))
     assert opened.laid_out_lsn == 200
     for lsn, names in ((130, ["id", "name"]), (200, ["id", "name", "note"])):
         assert [*opened.table_at(("public", "a.b"), Lsn(lsn)).shape.columns] == names

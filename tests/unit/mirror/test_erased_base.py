@@ -16,7 +16,7 @@ from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
 from xidstream.pipeline.changelog.manifest import RETIRED, RETIRED_LSN, base_at, read_lines
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
 from xidstream.pipeline.errors import ComponentLost
-from xidstream.pipeline.log_tables.erased_keys import HeldIn, RowsOfKeys, parse_keys
+from xidstream.pipeline.log_tables.erased_keys import RowsOfKeys, StoredColumn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.log_table import SnapshotOutdated
 from xidstream.pipeline.mirror import erased_base
@@ -32,7 +32,10 @@ from xidstream.pipeline.mirror.vacuum import vacuum
 
 DAY = datetime.timedelta(days=1)
 AT_ONCE = datetime.timedelta(0)
-HELD = {"id": [HeldIn("id", pa.int32(), "bigint")], "former": [HeldIn("former", pa.int64(), "bigint")]}
+HELD = {
+    "id": [StoredColumn("id", pa.int32(), "bigint")],
+    "former": [StoredColumn("former", pa.int64(), "bigint")],
+}
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ class Told:
     def __init__(self, *answers: Registered | XidstreamError) -> None:
         self.answers = list(answers)
 
-    def register(self, is_given_up: Any) -> Registered:
+    def register(self, is_cancelled: Any) -> Registered:
         answer = self.answers.pop(0)
         if isinstance(answer, XidstreamError):
             raise answer
@@ -246,7 +246,7 @@ class Hangs:
         self.n_refreshes += 1
         self.refreshed.release()
 
-    def register(self, is_given_up: Any) -> Registered:
+    def register(self, is_cancelled: Any) -> Registered:
         self.n_registers += 1
         assert self.may_answer.wait(60)
         return Registered()

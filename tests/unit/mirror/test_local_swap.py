@@ -14,11 +14,11 @@ import pytest
 
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.mirror import local_swap, pieces
+from xidstream.pipeline.mirror import file_chunks, local_swap
+from xidstream.pipeline.mirror.file_chunks import read_chunks, repeating_texts, with_dictionaries
 from xidstream.pipeline.mirror.key_ranges import RangedKey
 from xidstream.pipeline.mirror.local_swap import LocalSwap, fits
 from xidstream.pipeline.mirror.net_rows import NetRows
-from xidstream.pipeline.mirror.pieces import read_pieces, repeating_texts, with_dictionaries
 from xidstream.pipeline.mirror.plan import BaseFile, FileGroup, KeyRange
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string()), ("f", pa.float64())])
@@ -59,7 +59,7 @@ def read(folder: Path, path: str) -> dict[int, Any]:
 def test_a_file_keeps_its_rows_but_the_changed_ones_and_gets_those_of_its_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "_PIECE_ROWS", 5)
+    monkeypatch.setattr(file_chunks, "_CHUNK_ROWS", 5)
     files = [base_file(tmp_path, "a", range(0, 40, 2)), base_file(tmp_path, "b", range(50, 90))]
     new = {4: "new", 7: "between", 6: None, 45: "behind", 60: "new", 61: None}
     paths = swap(tmp_path, files, new).write(
@@ -107,7 +107,7 @@ def texts_of(n: int, length: int) -> list[str]:
 def test_texts_that_repeat_pass_through_as_indexes_whatever_dictionaries_they_come_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_row_groups: int, new_values: str
 ) -> None:
-    monkeypatch.setattr(pieces, "_PIECE_ROWS", 300)
+    monkeypatch.setattr(file_chunks, "_CHUNK_ROWS", 300)
     n, texts = 5_000, texts_of(50, 400)
     # Each row group has a dictionary of its own.
     old = {i: texts[(i // 1_000 * 7 + i % 7) % 50] for i in range(n)}
@@ -154,7 +154,7 @@ def dictionary_sizes(path: Path) -> list[tuple[int, int]]:
 def test_the_dictionaries_of_refreshed_files_have_the_texts_of_their_rows_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_files: int
 ) -> None:
-    monkeypatch.setattr(pieces, "_PIECE_ROWS", 300)
+    monkeypatch.setattr(file_chunks, "_CHUNK_ROWS", 300)
     n, n_slots = 4_000, 2
     held: dict[int, str | None] = {i: f"old {i % 9}" if i % 11 else "" for i in range(n)}
     groups = [dict(list(held.items())[i * n // n_slots :][: n // n_slots]) for i in range(n_slots)]
@@ -202,7 +202,7 @@ def test_texts_that_outgrow_their_page_together_are_written_as_they_are(
         chunks = [footer.row_group(i).column(1) for i in range(footer.num_row_groups)]
         sizes = [chunk.data_page_offset - chunk.dictionary_page_offset for chunk in chunks]
         # Arrow looks at the size now and then only.
-        assert max(sizes) < 2.1 * pieces.DICTIONARY_BYTES
+        assert max(sizes) < 2.1 * file_chunks.DICTIONARY_BYTES
 
 
 @pytest.mark.parametrize(("n_texts", "repeat"), [(1_000, True), (20_000, False)])
@@ -275,23 +275,23 @@ def test_a_large_part_of_a_table_and_a_large_group_that_must_be_sorted_are_for_s
     )
 
 
-def test_a_piece_of_values_that_repeat_in_a_dictionary_is_as_small_as_any(tmp_path: Path) -> None:
+def test_a_chunk_of_values_that_repeat_in_a_dictionary_is_as_small_as_any(tmp_path: Path) -> None:
     n_rows, value = 8_000, "x" * 20_000
     pq.write_table(pa.table({"id": range(n_rows), "v": [value] * n_rows}), tmp_path / "a")
     assert (tmp_path / "a").stat().st_size < 1 << 20
-    found = list(read_pieces(Location.parse(str(tmp_path)), "a"))
-    assert max(piece.nbytes for piece in found) < 40 << 20
-    assert sum(piece.num_rows for piece in found) == n_rows
+    found = list(read_chunks(Location.parse(str(tmp_path)), "a"))
+    assert max(chunk.nbytes for chunk in found) < 40 << 20
+    assert sum(chunk.num_rows for chunk in found) == n_rows
 
 
-def test_the_rows_of_other_row_groups_make_a_piece_no_larger(
+def test_the_rows_of_other_row_groups_make_a_chunk_no_larger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "_PIECE_BYTES", 100_000)
+    monkeypatch.setattr(file_chunks, "_CHUNK_BYTES", 100_000)
     wide, narrow = (pa.table({"v": ["x" * length] * n}) for length, n in ((10_000, 100), (1, 30_000)))
     with pq.ParquetWriter(tmp_path / "a", wide.schema, use_dictionary=False) as writer:
         for rows in (wide, narrow):
             writer.write_table(rows)
-    found = list(read_pieces(Location.parse(str(tmp_path)), "a", row_group=0))
-    assert max(piece.nbytes for piece in found) < 150_000
-    assert sum(piece.num_rows for piece in found) == 100
+    found = list(read_chunks(Location.parse(str(tmp_path)), "a", row_group=0))
+    assert max(chunk.nbytes for chunk in found) < 150_000
+    assert sum(chunk.num_rows for chunk in found) == 100

@@ -135,10 +135,10 @@ def test_rows_with_a_new_version_are_left_out_and_the_others_keep_their_order(
         taken = dice.sample(rows, n_taken) + dice.sample(others, n_taken)
         gone = {tuple(row[name] for name in key) for row in taken}
         keys = near(taken, *key)
-        for first in range(0, 1_000, 250):  # in pieces, as a file is read
-            piece = pa.Table.from_pylist(there[first : first + 250], schema=schema)
+        for first in range(0, 1_000, 250):  # in chunks, as a file is read
+            chunk = pa.Table.from_pylist(there[first : first + 250], schema=schema)
             expected = [r for r in there[first : first + 250] if tuple(r[name] for name in key) not in gone]
-            assert keys.without(piece).to_pylist() == expected
+            assert keys.without(chunk).to_pylist() == expected
     nothing = pa.Table.from_pylist(there[:9], schema=schema)
     assert (
         net([], *key, types=dict(zip(schema.names, schema.types, strict=True)))

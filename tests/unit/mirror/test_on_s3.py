@@ -23,7 +23,7 @@ from tests.unit.delta.test_small_files import s3 as s3
 from tests.unit.mirror.bases import SLOT, TABLE, PlainMirror, table_of
 from xidstream.pipeline.changelog.delta_bases import DeltaBases, current
 from xidstream.pipeline.changelog.manifest import ManifestLine, newest, read_lines
-from xidstream.pipeline.log_tables.erased_keys import HeldIn, parse_keys
+from xidstream.pipeline.log_tables.erased_keys import StoredColumn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.mirror import vacuum as vacuums
 from xidstream.pipeline.mirror.base_table import BaseTable, MirrorMarks
@@ -44,7 +44,7 @@ from xidstream.pipeline.spark.frames import SinkBatch
 HOUR = datetime.timedelta(hours=1)
 AT_ONCE = datetime.timedelta(0)
 SMALL_FILES = 4 << 10
-HELD = {"id": [HeldIn("id", pa.int32(), "bigint")]}
+HELD = {"id": [StoredColumn("id", pa.int32(), "bigint")]}
 A = keyed("a", {"id": INT8, "name": TEXT}, "id", relid=1)
 B = keyed("b", {"id": INT8, "balance": INT8}, "id", relid=2)
 C = keyed("c", {"id": INT8, "balance": INT8}, "id", relid=3)

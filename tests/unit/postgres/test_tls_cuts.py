@@ -39,10 +39,10 @@ def finish(client: socket.socket) -> None:
     client.close()
 
 
-Cut = Callable[[socket.socket], None]
+StreamEvent = Callable[[socket.socket], None]
 
 
-def at_request(cut: Cut) -> Behaviour:
+def at_request(cut: StreamEvent) -> Behaviour:
     def behave(client: socket.socket) -> None:
         client.recv(8)
         cut(client)
@@ -50,7 +50,7 @@ def at_request(cut: Cut) -> Behaviour:
     return behave
 
 
-def behind_the_answer(cut: Cut) -> Behaviour:
+def behind_the_answer(cut: StreamEvent) -> Behaviour:
     def behave(client: socket.socket) -> None:
         client.recv(8)
         client.sendall(b"S")
@@ -59,7 +59,7 @@ def behind_the_answer(cut: Cut) -> Behaviour:
     return behave
 
 
-def at_hello(cut: Cut) -> Behaviour:
+def at_hello(cut: StreamEvent) -> Behaviour:
     def behave(client: socket.socket) -> None:
         client.recv(8)
         client.sendall(b"S")
@@ -69,7 +69,7 @@ def at_hello(cut: Cut) -> Behaviour:
     return behave
 
 
-def within_the_handshake(n_bytes: int, certificate: Path, cut: Cut) -> Behaviour:
+def within_the_handshake(n_bytes: int, certificate: Path, cut: StreamEvent) -> Behaviour:
     """``n_bytes`` of a real server's handshake, which is some thousand bytes long."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
@@ -132,7 +132,7 @@ def failures(dsn: str) -> list[XidstreamError]:
 @pytest.mark.parametrize("cut", [reset, finish])
 @pytest.mark.parametrize("place", [at_request, behind_the_answer, at_hello])
 def test_a_cut_before_the_server_speaks_tls_is_a_lost_connection(
-    place: Callable[[Cut], Behaviour], cut: Cut
+    place: Callable[[StreamEvent], Behaviour], cut: StreamEvent
 ) -> None:
     with serving(place(cut)) as dsn:
         assert [type(error) for error in failures(dsn)] == [ConnectionLost] * 2
@@ -140,7 +140,9 @@ def test_a_cut_before_the_server_speaks_tls_is_a_lost_connection(
 
 @pytest.mark.parametrize("cut", [reset, finish])
 @pytest.mark.parametrize("n_bytes", [1, 3, 5, 60, 127, 128, 300, 100_000])
-def test_a_cut_within_the_handshake_is_a_lost_connection(certificate: Path, n_bytes: int, cut: Cut) -> None:
+def test_a_cut_within_the_handshake_is_a_lost_connection(
+    certificate: Path, n_bytes: int, cut: StreamEvent
+) -> None:
     with serving(within_the_handshake(n_bytes, certificate, cut)) as dsn:
         assert [type(error) for error in failures(dsn)] == [ConnectionLost] * 2
 

@@ -22,12 +22,12 @@ from tests.unit.iceberg.test_iceberg_table import grown, table_of
 from tests.unit.sinks.test_log_shortening import RELATION, SCHEMA, SLOT, TABLE, Root, truth
 from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
-from xidstream.pipeline.changelog.change_log import ChangeLog
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, StorageFault, Superseded
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.iceberg import expiring, upkeep
 from xidstream.pipeline.iceberg.catalogs import IcebergAddress
-from xidstream.pipeline.iceberg.iceberg_table import IcebergTable
+from xidstream.pipeline.iceberg.iceberg_table import IcebergTableWriter
 from xidstream.pipeline.iceberg.iceberg_tables import IcebergTables
 from xidstream.pipeline.iceberg.iceberg_types import RULES
 from xidstream.pipeline.iceberg.upkeep import IcebergUpkeep
@@ -77,8 +77,8 @@ class IcebergLog(Root):
         return IcebergShortenedRoot(self.address, self.tables)
 
     @property
-    def log(self) -> ChangeLog:
-        return ChangeLog(f"iceberg:{self.address.argument}", SLOT)
+    def log(self) -> LogFrames:
+        return LogFrames(f"iceberg:{self.address.argument}", SLOT)
 
     def loaded(self, key: str = KEY) -> Any:
         catalog = self.address.open(makes=False)
@@ -289,14 +289,14 @@ def test_a_cut_whose_answer_was_lost_may_be_made_later_and_has_the_files_of_its_
 ) -> None:
     made = filled_log(root, again=False)
     sent: list[Callable[[], None]] = []
-    real = IcebergTable._send
+    real = IcebergTableWriter._send
 
     def send(table: Any, transaction: Any) -> None:
         sent.append(lambda: real(table, transaction))
         raise StorageFault("the catalog has not answered in time")
 
     with monkeypatch.context() as slow:
-        slow.setattr(IcebergTable, "_send", send)
+        slow.setattr(IcebergTableWriter, "_send", send)
         with pytest.raises(StorageFault):
             made.shorten("5h", folds=True)
     (commit,) = sent

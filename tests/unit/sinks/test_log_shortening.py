@@ -22,8 +22,8 @@ from tests.waiting import wait_until
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.account import LogPart
 from xidstream.pipeline.changelog import small_fold
-from xidstream.pipeline.changelog.change_log import ChangeLog
 from xidstream.pipeline.changelog.consumers import ConsumerPosition
+from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.log_ranges import QueryTable
 from xidstream.pipeline.changelog.log_table import LogFile
 from xidstream.pipeline.changelog.shortening import held_back, stretches_of
@@ -43,7 +43,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.log_tables import small_files
 from xidstream.pipeline.log_tables.columns import TableColumn
-from xidstream.pipeline.log_tables.erased_keys import HeldIn, parse_keys
+from xidstream.pipeline.log_tables.erased_keys import StoredColumn, parse_keys
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
@@ -198,8 +198,8 @@ class Root:
         return DeltaShortenedRoot(self.root)
 
     @property
-    def log(self) -> ChangeLog:
-        return ChangeLog(self.root.uri, SLOT, self.root.storage_options)
+    def log(self) -> LogFrames:
+        return LogFrames(self.root.uri, SLOT, self.root.storage_options)
 
     def state(self, lsn: int) -> dict[int, int]:
         """Folded without Spark, from the snapshot alone."""
@@ -386,7 +386,7 @@ def test_an_erasure_takes_the_states_of_a_shortened_log_that_came_from_older_bas
     mirror.refresh(1200)
     made.shorten("base")
     assert made.log.oldest_lsn(TABLE) == 800
-    keys, held = parse_keys(["id = 1"]), {"id": [HeldIn("id", pa.int64(), "bigint")]}
+    keys, held = parse_keys(["id = 1"]), {"id": [StoredColumn("id", pa.int64(), "bigint")]}
     assert erase_base(root, SLOT, TABLE, keys, held) is not None
     assert (made.log.cut_lsn(TABLE), made.log.oldest_lsn(TABLE)) == (800, 1200)
     with pytest.raises(PreconditionMissing, match=r"shortened up to 0/320.*oldest state.*0/4B0"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA
-from xidstream.pipeline.sinks.message_pieces import new_messages
+from xidstream.pipeline.sinks.message_chunks import new_messages
 
 
 def messages(*rows: tuple[int | None, int]) -> pa.Table:

@@ -18,7 +18,7 @@ from xidstream.pipeline.exchange import Batch, MemoryPart, Sealed, SlotIdentity,
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines
 from xidstream.pipeline.log_tables.log_table import TableCommit
 from xidstream.pipeline.log_tables.snapshot_tables import GenerationLine
-from xidstream.pipeline.parked import LeftOutTransaction, ParkedTable
+from xidstream.pipeline.parked import ParkedTable, SkippedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.relation import Column, ReplicaIdentity
@@ -157,7 +157,7 @@ def test_a_transaction_that_was_given_up_ends_the_generations_of_its_tables_befo
         assert log.commit(Generation(relation, 1, bounds), [])
     log.prove(Lsn(260))
     met = dataclasses.replace(
-        unit(other, (250, True)), left_out=(LeftOutTransaction(Xid(9), Lsn(240), relids),)
+        unit(other, (250, True)), skipped=(SkippedTransaction(Xid(9), Lsn(240), relids),)
     )
     states: list[list[tuple[str, str]]] = []
     transactions_of = sink._transactions_of

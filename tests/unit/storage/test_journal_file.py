@@ -32,8 +32,8 @@ from xidstream.pipeline.exchange import (
     Undeliverable,
     UnitEnd,
 )
-from xidstream.pipeline.packs import FEW_TABLES, UnitParts
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.packs import FEW_TABLES, PartsBuilder
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.parquet import CommitStamp, fill
 from xidstream.pipeline.pg import INVALID_LSN, Lsn, Xid
 from xidstream.pipeline.schema import Column, RelationVersion, ReplicaIdentity, rows
@@ -129,10 +129,10 @@ class Written:
 
     def _units(self, relation: RelationVersion) -> Iterator[tuple[Sealed, UnitEnd]]:
         layout, storage = self.layout, self.storage
-        of_few = UnitParts(self.store.put, 1)
+        of_few = PartsBuilder(self.store.put, 1)
         of_few.add(table(1), rows_of(table(1), 5, 0x1000))
         of_few.add(table(1), pa.concat_tables([rows_of(table(1), 1, 0x1100), rows_of(table(1), 2, 0x1100)]))
-        of_many = UnitParts(self.store.put, FEW_TABLES + 4)
+        of_many = PartsBuilder(self.store.put, FEW_TABLES + 4)
         for n in range(FEW_TABLES + 4):
             of_many.add(table(n), rows_of(table(n), n + 1, 0x3000))
         batches = [make_batch(relation, 0, 300), make_batch(relation, 300, 7)]
@@ -151,9 +151,9 @@ class Written:
         yield (
             dataclasses.replace(
                 unit(transaction_rows(0x1000, 0x1100), 8, memory=of_few.finish()),
-                left_out=(
-                    LeftOutTransaction(Xid(9), Lsn(0x1080), (16384,)),
-                    LeftOutTransaction(Xid(9), Lsn(0x1084)),
+                skipped=(
+                    SkippedTransaction(Xid(9), Lsn(0x1080), (16384,)),
+                    SkippedTransaction(Xid(9), Lsn(0x1084)),
                 ),
             ),
             UnitEnd(Lsn(0x1000), Lsn(0x1100), Lsn(0x1130), 2),
@@ -261,7 +261,7 @@ def test_what_was_given_up_is_left_out_of_its_unit_and_all_else_is_there(
             in part_rows(part, lambda ref: written.store[ref].to_batches())["_commit_lsn"].to_pylist()
         }
         relids |= {p.relation.relid for p in before.segments if p.commit.commit_lsn == pair[1]}
-        assert relids and found.left_out == (*before.left_out, (*pair, tuple(sorted(relids))))
+        assert relids and found.skipped == (*before.skipped, (*pair, tuple(sorted(relids))))
         of_both = (
             (before.transactions, written.store.rows_of(before)),
             (found.transactions, store.rows_of(found)),
@@ -381,7 +381,7 @@ def test_units_of_any_shape_come_back(tmp_path_factory, layout, shapes) -> None:
     """Of each unit: the tables of its parts with their rows, the sizes of its messages, its transactions."""
     storage, store, units, ends = Storage(str(tmp_path_factory.mktemp("journal"))), Store(), [], []
     for lsn, (parts, messages, n_transactions) in enumerate(shapes, 1):
-        made = UnitParts(store.put, len(parts))
+        made = PartsBuilder(store.put, len(parts))
         for number, n_rows in parts:
             made.add(table(number), rows_of(table(number), n_rows, lsn))
         inline = tuple(InlineMessages(message_rows(n)) for n in messages)
@@ -445,7 +445,7 @@ def test_an_object_that_is_not_what_its_part_says_is_not_confirmed(
 
 def test_a_place_behind_the_end_of_its_pack_is_not_confirmed(local, layout) -> None:
     store = Store()
-    made = UnitParts(store.put, FEW_TABLES + 1)
+    made = PartsBuilder(store.put, FEW_TABLES + 1)
     made.add(table(1), rows_of(table(1), 1, 1))
     (part,) = made.finish()
     for place in (1, -1):

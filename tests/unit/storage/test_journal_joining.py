@@ -27,8 +27,8 @@ from xidstream.pipeline.exchange import (
     SpilledMessages,
     UnitEnd,
 )
-from xidstream.pipeline.packs import FEW_TABLES, UnitParts
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.packs import FEW_TABLES, PartsBuilder
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.schema import Column
 from xidstream.pipeline.storage.journal_file import (
@@ -43,7 +43,7 @@ from xidstream.pipeline.storage.journal_joining import JoinedRows, joined
 Unit = tuple[UnitEnd, Sealed]
 
 
-def small(store: Store, i: int, *tables: int, n: int = 2, messages: int = 0, left_out: int = 0) -> Unit:
+def small(store: Store, i: int, *tables: int, n: int = 2, messages: int = 0, skipped: int = 0) -> Unit:
     """One transaction with ``n`` rows of each table; without tables and rows it left nothing."""
     lsn = 0x1000 * (i + 1)
     memory = tuple(
@@ -55,9 +55,9 @@ def small(store: Store, i: int, *tables: int, n: int = 2, messages: int = 0, lef
         memory=memory,
         messages=tuple(InlineMessages(message_rows(1, lsn + j)) for j in range(messages)),
     )
-    given_up = tuple(LeftOutTransaction(Xid(9), Lsn(lsn + 1), tables or None) for _ in range(left_out))
+    skips = tuple(SkippedTransaction(Xid(9), Lsn(lsn + 1), tables or None) for _ in range(skipped))
     end = UnitEnd(Lsn(lsn), Lsn(lsn), Lsn(lsn + 0x30), 1)
-    return end, dataclasses.replace(made, left_out=given_up)
+    return end, dataclasses.replace(made, skipped=skips)
 
 
 def fetch_from(store: Store):
@@ -92,7 +92,7 @@ def content_of(units: Sequence[Unit], fetch) -> dict[str, object]:
         "rows": rows,
         "messages": messages,
         "segments": [part for content in contents for part in content.segments],
-        "left out": [pair for content in contents for pair in content.left_out],
+        "left out": [pair for content in contents for pair in content.skipped],
         "n_rows": sum(content.n_rows for content in contents),
         "n_bytes": sum(content.n_bytes for content in contents),
         "n_transactions": sum(end.n_transactions for end, _ in units),
@@ -139,7 +139,7 @@ def test_files_that_are_absorbed_one_after_the_other_have_it_all(local, layout, 
                     *rng.sample(range(1, 20), rng.choice([0, 1, 1, 2, 3])),
                     n=rng.randint(1, 3),
                     messages=rng.choice([0, 0, 1]),
-                    left_out=rng.choice([0, 0, 0, 1]),
+                    skipped=rng.choice([0, 0, 0, 1]),
                 )
                 for k in range(rng.randint(1, 5))
             ]
@@ -167,7 +167,7 @@ def test_what_cannot_be_joined_stays_as_it_is_and_in_its_place(local, layout, re
     """Segments, packs, another version of a table, and whatever would make a unit too large."""
     written, store = Written(local, layout, relation), Store()
     first, *_, last = (small(store, i, 1) for i in range(6))
-    of_many = UnitParts(store.put, FEW_TABLES + 1)
+    of_many = PartsBuilder(store.put, FEW_TABLES + 1)
     for t in range(FEW_TABLES + 1):
         of_many.add(table(t + 1), rows_of(table(t + 1), 1, 0x2000))
     packed = (

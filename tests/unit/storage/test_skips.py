@@ -9,13 +9,13 @@ import pytest
 
 from xidstream.pipeline.errors import SegmentCorrupt, Unsupported
 from xidstream.pipeline.exchange import JournalSpan
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
 from xidstream.pipeline.storage.cleanup import holds_slot, remove_slot
 from xidstream.pipeline.storage.envelope import seal
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.progress import write_progress
-from xidstream.pipeline.storage.skips import Skip, given_up, note_left_out, read_skips, write_skip
+from xidstream.pipeline.storage.skips import Skip, note_skipped, pending_skips, read_skips, write_skip
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
 
@@ -35,24 +35,24 @@ def test_what_was_given_up_is_found_by_another_epoch_in_the_order_of_commits(sto
 def test_a_run_asks_only_for_what_the_server_may_still_send_or_the_journal_has(storage, layout) -> None:
     for each in (skip(1, 0x1F), skip(2, 0x20), skip(3, 0x21)):
         write_skip(storage, layout, each)
-    assert given_up(storage, layout, Lsn(0x20)) == {(2, 0x20), (3, 0x21)}
+    assert pending_skips(storage, layout, Lsn(0x20)) == {(2, 0x20), (3, 0x21)}
     write_progress(storage, layout, Lsn(0x20), delivered_lsn=Lsn(0x1F), journal=[JournalSpan("e", 0, 0)])
-    assert given_up(storage, layout, Lsn(0x20)) == {(1, 0x1F), (2, 0x20), (3, 0x21)}
+    assert pending_skips(storage, layout, Lsn(0x20)) == {(1, 0x1F), (2, 0x20), (3, 0x21)}
     write_progress(storage, layout, Lsn(0x20))
-    assert given_up(storage, layout, Lsn(0x20)) == {(2, 0x20), (3, 0x21)}
+    assert pending_skips(storage, layout, Lsn(0x20)) == {(2, 0x20), (3, 0x21)}
 
 
 def test_it_is_written_down_once_that_a_run_met_it(storage, layout) -> None:
     for each in (skip(1, 0x10), skip(2, 0x20)):
         write_skip(storage, layout, each)
     met_ones = [(1, 0x10, (5, 7)), (2, 0x10, None), (3, 0x30, None)]
-    note_left_out(storage, layout, [LeftOutTransaction(Xid(x), Lsn(lsn), of) for x, lsn, of in met_ones])
+    note_skipped(storage, layout, [SkippedTransaction(Xid(x), Lsn(lsn), of) for x, lsn, of in met_ones])
     met, other = read_skips(storage, layout)
     assert met.left_out_at is not None and dataclasses.replace(met, left_out_at=None, relids=None) == skip(
         1, 0x10
     )
     assert other == skip(2, 0x20)
-    note_left_out(storage, layout, [LeftOutTransaction(Xid(1), Lsn(0x10))])
+    note_skipped(storage, layout, [SkippedTransaction(Xid(1), Lsn(0x10))])
     assert read_skips(storage, layout)[0] == met, "the first time counts"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fake_libpq import Server, cuts_of
+from tests.fake_libpq import Server, events_of
 from tests.pgoutput.messages import Truncate
 from tests.wire import T0_US, Wire
 from xidstream.pipeline.errors import IllegalTransition, MalformedMessage, PoisonedChange
@@ -26,12 +26,12 @@ from xidstream.pipeline.stream import (
     Aborted,
     Committed,
     CommittedPrepared,
-    Cut,
     PlainBlock,
     Position,
     Prepared,
     RolledBackPrepared,
     StreamCutter,
+    StreamEvent,
     TransactionBlock,
 )
 from xidstream.pipeline.stream.pending import PendingMessages
@@ -43,15 +43,15 @@ def make_cutter(block_bytes: int = 1 << 20, pending: int = 1 << 22, parallel: bo
     return StreamCutter(block_bytes=block_bytes, pending_limit_bytes=pending, parallel=parallel)
 
 
-Feed = Callable[[StreamCutter, Wire], list[Cut]]
+Feed = Callable[[StreamCutter, Wire], list[StreamEvent]]
 
 
-def feed_each(cutter: StreamCutter, wire: Wire) -> list[Cut]:
-    return [cut for data in wire.take() for cut in cutter.feed(data)]
+def feed_each(cutter: StreamCutter, wire: Wire) -> list[StreamEvent]:
+    return [event for data in wire.take() for event in cutter.feed(data)]
 
 
-def feed_by_loop(cutter: StreamCutter, wire: Wire) -> list[Cut]:
-    return [cut for cuts in cuts_of(cutter, wire.take(), cutter._block_bytes) for cut in cuts]
+def feed_by_loop(cutter: StreamCutter, wire: Wire) -> list[StreamEvent]:
+    return [event for events in events_of(cutter, wire.take(), cutter._block_bytes) for event in events]
 
 
 @pytest.fixture(params=[feed_each, feed_by_loop], ids=["message-by-message", "compiled-loop"])
@@ -60,10 +60,10 @@ def feed(request: pytest.FixtureRequest) -> Feed:
     return request.param  # type: ignore[no-any-return]
 
 
-def kinds(cut: PlainBlock | TransactionBlock) -> str:
+def kinds(event: PlainBlock | TransactionBlock) -> str:
     """The type bytes in a block, in order."""
-    payload, position, found = cut.block.payload.tobytes(), 0, ""
-    for length in cut.block.lengths:
+    payload, position, found = event.block.payload.tobytes(), 0, ""
+    for length in event.block.lengths:
         found += chr(payload[position + HEADER])
         position += int(length)
     assert position == len(payload)
@@ -94,14 +94,14 @@ def test_a_block_that_becomes_full_takes_the_whole_transactions_along(
 ) -> None:
     """A BEGIN has 46 bytes here and a COMMIT 51: the fourth COMMIT makes 388, the fourth BEGIN 337."""
     cutter, wire = make_cutter(block_bytes=block_bytes), Wire()
-    cuts: list[Cut] = []
+    events: list[StreamEvent] = []
     for i in range(2 * n + 1):
         wire.begin(700 + i, 0x5000 + 0x100 * i)
         wire.commit(0x5000 + 0x100 * i)
-        cuts += feed(cutter, wire)
+        events += feed(cutter, wire)
         filled_at = i + 1 if block_bytes == 388 else i
-        assert len(cuts) == filled_at // n, "at once, and not with the next message"
-    assert [isinstance(cut, PlainBlock) and kinds(cut) for cut in cuts] == ["BC" * n] * 2
+        assert len(events) == filled_at // n, "at once, and not with the next message"
+    assert [isinstance(event, PlainBlock) and kinds(event) for event in events] == ["BC" * n] * 2
     assert cutter.whole_bytes == cutter.pending_bytes == 46 + 51
 
 
@@ -124,7 +124,7 @@ def test_rows_and_the_ends_of_small_transactions_need_no_look() -> None:
         assert not cutter.feed(data)
     cutter.settle()
     assert looked_at == "SESE"
-    assert [kinds(cut) for cut in (*cutter.flush(), *cutter.flush_open())] == ["BIC" * 2, "I" * 4]  # type: ignore[arg-type]
+    assert [kinds(event) for event in (*cutter.flush(), *cutter.flush_open())] == ["BIC" * 2, "I" * 4]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("n_bytes_left", [0, 50])
@@ -280,7 +280,9 @@ def test_the_first_lsn_of_a_transaction_names_its_first_message_or_else_its_firs
     wire.insert("0123456789" * 9)
     wire.stop()
     assert starts_at < first_row_of_702
-    found = {cut.xid: cut.first_lsn for cut in feed(cutter, wire) if isinstance(cut, TransactionBlock)}
+    found = {
+        event.xid: event.first_lsn for event in feed(cutter, wire) if isinstance(event, TransactionBlock)
+    }
     assert found == {700: begins_at, 701: 0x6000, 702: starts_at, 703: first_row_of_703}
 
 
@@ -294,9 +296,9 @@ def test_whole_transactions_before_a_large_one_are_cut_before_it(feed: Feed) -> 
     for _ in range(30):
         wire.insert("0123456789")
     wire.commit(0x6000)
-    cuts = feed(cutter, wire)
-    assert isinstance(cuts[0], PlainBlock) and cuts[0].last_commit_lsn == 0x5000
-    assert isinstance(cuts[1], TransactionBlock) and isinstance(cuts[-1], Committed)
+    events = feed(cutter, wire)
+    assert isinstance(events[0], PlainBlock) and events[0].last_commit_lsn == 0x5000
+    assert isinstance(events[1], TransactionBlock) and isinstance(events[-1], Committed)
 
 
 def test_interleaved_streams_keep_their_rows_apart_and_commit_in_order(feed: Feed) -> None:
@@ -617,9 +619,9 @@ def test_column_that_clashes_with_the_contract_is_carried_as_such_until_a_commit
     wire.insert("a", "b")
     wire.commit(0x5000)
     feed(cutter, wire)
-    (cut,) = cutter.flush()
-    assert isinstance(cut, PlainBlock) and cut.block is not None
-    (version,) = cut.block.relations.relations.values()
+    (event,) = cutter.flush()
+    assert isinstance(event, PlainBlock) and event.block is not None
+    (version,) = event.block.relations.relations.values()
     assert version.clash is not None and "_SEQ" in version.clash
 
 
@@ -867,9 +869,9 @@ def test_gathered_streams_stay_under_the_limit_by_cutting_the_largest(feed: Feed
         for _ in range(5 if xid != 705 else 20):
             wire.insert("0123456789")
         wire.stop()
-    cuts = feed(cutter, wire)
+    events = feed(cutter, wire)
     assert cutter.pending_bytes <= 2000
-    assert isinstance(cuts[0], TransactionBlock) and cuts[0].xid == 705
+    assert isinstance(events[0], TransactionBlock) and events[0].xid == 705
 
 
 def test_what_is_over_the_limit_is_cut_down_to_half_of_it_at_once(feed: Feed) -> None:
@@ -880,10 +882,10 @@ def test_what_is_over_the_limit_is_cut_down_to_half_of_it_at_once(feed: Feed) ->
         wire.relation()
         wire.insert("0123456789")
         wire.stop()
-        cuts = feed(cutter, wire)
-        if cuts:
+        events = feed(cutter, wire)
+        if events:
             break
-    assert len(cuts) > 1, "blocks that are cut together share a call"
+    assert len(events) > 1, "blocks that are cut together share a call"
     assert 800 < cutter.pending_bytes <= 1000
     assert not feed(cutter, wire)
 
@@ -1007,9 +1009,9 @@ def test_a_stream_that_the_server_ended_gives_what_is_whole_and_names_the_transa
         wire.begin(701, 0x6000)
     if way == "promoted":
         wire.insert("x" * 5000, "y")
-    cuts = list(feed(cutter, wire))
+    events = list(feed(cutter, wire))
     rest, unsendable = cutter.unsendable(PoisonedChange("a change has a value"))
-    (plain,) = [cut for cut in (*cuts, *rest) if isinstance(cut, PlainBlock)]
+    (plain,) = [event for event in (*events, *rest) if isinstance(event, PlainBlock)]
     assert plain.last_commit_lsn == 0x5000
     known = way not in ("streamed", "between")
     assert (unsendable.xid, unsendable.lsn) == (0 if way == "between" else 701, 0x6000 if known else 0)
@@ -1040,10 +1042,10 @@ def test_a_giant_row_is_a_block_of_its_own(how: str, monkeypatch: pytest.MonkeyP
         wire.stream_commit(700, 0x9000)
     else:
         wire.commit(0x9000)
-    cuts = [cut for data in wire.take() for cut in cutter.feed(data)]
-    cuts += cutter.flush()
-    blocks = [cut.block for cut in cuts if isinstance(cut, TransactionBlock)]
+    events = [event for data in wire.take() for event in cutter.feed(data)]
+    events += cutter.flush()
+    blocks = [event.block for event in events if isinstance(event, TransactionBlock)]
     assert sum(block.n_messages for block in blocks) == len(sizes)
     assert [block.n_messages for block in blocks[-3:]] == [1, 1, 1]
     assert [len(block.payload) > 2000 for block in blocks[-3:]] == [True, True, False]
-    assert isinstance(cuts[-1], Committed)
+    assert isinstance(events[-1], Committed)

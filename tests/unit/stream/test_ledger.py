@@ -21,7 +21,7 @@ from xidstream.pipeline.pgoutput.messages import (
     StreamStop,
 )
 from xidstream.pipeline.schema import RelationVersion, ReplicaIdentity
-from xidstream.pipeline.stream import Block, Cut, StreamCutter, TransactionBlock, UsedRelations
+from xidstream.pipeline.stream import Block, StreamCutter, StreamEvent, TransactionBlock, UsedRelations
 from xidstream.pipeline.stream.ledger import TransactionLedger, TransactionRecord
 
 XID, LSN = Xid(740), Lsn(0x100)
@@ -42,14 +42,14 @@ class Read:
         self._cutter = StreamCutter(
             block_bytes=1 << 20, pending_limit_bytes=1 << 20, parallel=False, ledger=self.ledger
         )
-        self.cuts: list[Cut] = []
+        self.events: list[StreamEvent] = []
 
     def take(self, *messages: Message) -> None:
         for message in messages:
-            self.cuts += self._cutter.feed(writer.xlog_data(LSN, writer.write(message)))
+            self.events += self._cutter.feed(writer.xlog_data(LSN, writer.write(message)))
 
     def cut_open(self) -> None:
-        self.cuts += self._cutter.flush_open()
+        self.events += self._cutter.flush_open()
 
 
 def test_a_record_has_all_that_one_stream_is_while_it_is_open() -> None:
@@ -64,7 +64,7 @@ def test_a_record_has_all_that_one_stream_is_while_it_is_open() -> None:
     read.take(StreamAbort(XID, Xid(741)), StreamStart(XID, False), ROW, StreamStop())
     assert read.ledger.records() == [record] and record.pending is pending
     read.take(ENDS["commit"])
-    block = read.cuts[0]
+    block = read.events[0]
     assert isinstance(block, TransactionBlock) and block.aborted == (741,)
 
 

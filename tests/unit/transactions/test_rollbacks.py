@@ -27,8 +27,7 @@ from xidstream.pipeline.storage.segment_file import SegmentReader
 from xidstream.pipeline.storage.storage import Storage
 from xidstream.pipeline.stream import Committed, Prepared, StreamCutter, TransactionBlock
 from xidstream.pipeline.transactions import transaction
-from xidstream.pipeline.transactions.buffer_calls import BufferSettings
-from xidstream.pipeline.transactions.parcels import Parcel
+from xidstream.pipeline.transactions.buffer_calls import BufferCall, BufferSettings
 from xidstream.pipeline.transactions.transaction_buffer import TransactionBuffer
 
 XID = 700
@@ -118,20 +117,20 @@ class Course:
     def cut(self) -> None:
         self._handle(self.cutter.flush_open())
 
-    def _handle(self, cuts: Sequence[Any]) -> list[Any]:
+    def _handle(self, events: Sequence[Any]) -> list[Any]:
         results = []
-        for cut in cuts:
-            parcel = Parcel()
-            if isinstance(cut, TransactionBlock):
-                parcel.add_block(cut, self.n_blocks)
+        for event in events:
+            call = BufferCall()
+            if isinstance(event, TransactionBlock):
+                call.add_block(event, self.n_blocks)
                 self.n_blocks += 1
-            elif isinstance(cut, Committed):
-                parcel.add_end(cut.end, self.n_blocks, cut.aborted)
+            elif isinstance(event, Committed):
+                call.add_end(event.end, self.n_blocks, event.aborted)
             else:
-                assert isinstance(cut, Prepared)
-                results.append(self.buffer.prepare(cut, self.n_blocks))
+                assert isinstance(event, Prepared)
+                results.append(self.buffer.prepare(event, self.n_blocks))
                 continue
-            *sealed, _ = self.buffer.add_and_commit(parcel.heads, parcel.versions, parcel.blocks, parcel.ends)
+            *sealed, _ = self.buffer.add_and_commit(call.heads, call.versions, call.blocks, call.ends)
             results += sealed
         return results
 

@@ -235,7 +235,7 @@ def test_a_large_transaction_in_memory_becomes_a_segment_if_the_sink_takes_segme
 def test_a_large_rest_becomes_several_segments_with_each_row_once_and_in_order(
     storage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "PIECE_BYTES", 1_000_000)
+    monkeypatch.setattr(memory, "CHUNK_BYTES", 1_000_000)
     calls = Calls(storage, memory_bytes=7 << 20, bind_late=True)
     for _ in range(11):
         calls.add(WIDE)
@@ -281,12 +281,12 @@ def test_a_transaction_whose_last_segment_cannot_be_written_is_not_committed(sto
 
 @pytest.mark.parametrize("how", ["given up", "undeliverable"])
 def test_what_is_not_delivered_is_not_written_at_its_commit(storage: Path, how: str) -> None:
-    given_up = frozenset({(XID, Lsn(0x200))}) if how == "given up" else frozenset()
-    calls = Calls(storage, bind_late=True, given_up=given_up)
+    skips = frozenset({(XID, Lsn(0x200))}) if how == "given up" else frozenset()
+    calls = Calls(storage, bind_late=True, skips=skips)
     for _ in range(5):
         calls.add(WIDE)
     calls.add(POISON)
     sealed = calls.commit()
     if how == "given up":
-        assert sealed.left_out == ((XID, 0x200, (5,)),)
+        assert sealed.skipped == ((XID, 0x200, (5,)),)
     assert not storage.exists(), "nothing was ever written"

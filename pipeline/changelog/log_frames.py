@@ -1,8 +1,8 @@
 """The change log as a user reads it: its tables as they are, as they were, and what changed between, as DataFrames.
 
-Users import ``ChangeLog`` from ``xidstream``. It is a ``SlotLog``, which knows where everything is, and adds what needs
-Spark. It is no holder of one, because half of what users ask for (``tables``, ``cut_lsn``, ``wait``) is the
-``SlotLog``'s: each would be written twice.
+Users import it as ``ChangeLog`` from ``xidstream``, with ``verify`` (``verify.change_log``). It is a ``SlotLog``, which
+knows where everything is, and adds what needs Spark. It is no holder of one, because half of what users ask for
+(``tables``, ``cut_lsn``, ``wait``) is the ``SlotLog``'s: each would be written twice.
 
 Only plans are made here, but for small jobs: the fold's look at a tail, and the search in ``_transactions``
 (``transactions_table``).
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from xidstream.pipeline.log_tables.batch_parts import TableName
 
 
-class ChangeLog(SlotLog):
+class LogFrames(SlotLog):
     """The tables that a sink writes: what they hold at any commit, and what changed.
 
     ``uri``: of Delta tables, or the setting ``sink`` of the run, such as ``iceberg:CATALOG/namespace``. ``slot``: whose
@@ -262,7 +262,7 @@ class LogState:
     It stays at that LSN, whatever is committed afterwards.
     """
 
-    def __init__(self, log: ChangeLog, spark: SparkSession, lsn: Lsn) -> None:
+    def __init__(self, log: LogFrames, spark: SparkSession, lsn: Lsn) -> None:
         self._log = log
         self._spark = spark
         self._lsn = lsn

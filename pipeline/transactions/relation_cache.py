@@ -1,7 +1,7 @@
-"""Which relation versions a buffer still has: in the buffer itself, and in the reader's account of it.
+"""The relation versions that a buffer still has: one cache is in the buffer itself, its twin in the reader.
 
 A block names its versions by number, and a call brings those that the buffer does not have. Neither side asks the
-other. Both give the numbers of each call, in the order of the calls, to a ``KnownRelations``, and so both remember and
+other. Both give the numbers of each call, in the order of the calls, to a ``RelationCache``, and so both remember and
 forget the same versions. If a call is lost, the two no longer agree, and the buffer raises an error for the version
 that it lacks. A number never means another version, so no row is decoded with a wrong one.
 
@@ -22,11 +22,11 @@ REMEMBERED_COLUMNS: Final = 16 << 10
 """The columns of the versions used last. A column takes about 600 bytes in a buffer: 10 MiB."""
 
 
-class KnownRelations:
+class RelationCache:
     def __init__(self, remembered_columns: int = REMEMBERED_COLUMNS) -> None:
         self._versions: WeightedLru[int, RelationVersion] = WeightedLru(remembered_columns)
 
-    def call(
+    def exchange(
         self, numbers: Iterable[int], brought: Mapping[int, RelationVersion]
     ) -> dict[int, RelationVersion]:
         """Note a call whose blocks have the versions ``numbers``. Returns those of ``brought`` that were not known.

@@ -1,4 +1,4 @@
-"""Parquet files read in pieces of bounded size, by this process: those of the log, and those of a base table.
+"""Parquet files read in chunks of bounded size, by this process: those of the log, and those of a base table.
 
 Texts that repeat are stored as indexes into a dictionary, and are best left so: they are read, filtered and written as
 indexes, and no text is copied or compared but the dictionary's. What is a text that repeats, the base table's files
@@ -38,8 +38,8 @@ _SMALL_BYTES: Final = 1 << 20
 _HELD_BYTES: Final = 64 << 20
 """The most bytes of such files that are held at a time."""
 _PROBE_ROWS: Final = 64
-_PIECE_BYTES: Final = 32 << 20
-_PIECE_ROWS: Final = 32 << 10
+_CHUNK_BYTES: Final = 32 << 20
+_CHUNK_ROWS: Final = 32 << 10
 
 
 class Files(Protocol):
@@ -91,15 +91,15 @@ def footer_of(location: Files, path: str) -> pq.FileMetaData:
         return pq.read_metadata(source)
 
 
-def read_pieces(
+def read_chunks(
     location: Files,
     path: str,
     names: Sequence[str] | None = None,
     dictionaries: Sequence[str] = (),
     row_group: int | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of a file below ``location``, or of one of its row groups, so many at a time that a piece has about
-    ``_PIECE_BYTES``; all columns, or those of ``names`` that it has. The columns ``dictionaries`` that it has come as
+    """The rows of a file below ``location``, or of one of its row groups, so many at a time that a chunk has about
+    ``_CHUNK_BYTES``; all columns, or those of ``names`` that it has. The columns ``dictionaries`` that it has come as
     indexes into one.
 
     The footer does not say what values take that repeat in a dictionary, and are to be read without it. So the first
@@ -115,12 +115,12 @@ def read_pieces(
         groups = list(range(footer.num_row_groups)) if row_group is None else [row_group]
         chosen = [footer.row_group(i) for i in groups]
         n_bytes = sum(group.total_byte_size for group in chosen)
-        n_rows = _PIECE_BYTES * sum(group.num_rows for group in chosen) // max(1, n_bytes)
+        n_rows = _CHUNK_BYTES * sum(group.num_rows for group in chosen) // max(1, n_bytes)
         if chosen and _hides_bytes(chosen[0], columns, dictionaries):
             for first in file.iter_batches(_PROBE_ROWS, row_groups=groups[:1], columns=columns):
-                n_rows = min(n_rows, _PIECE_BYTES * first.num_rows // max(1, first.nbytes))
+                n_rows = min(n_rows, _CHUNK_BYTES * first.num_rows // max(1, first.nbytes))
                 break
-        n_rows = max(1, min(_PIECE_ROWS, n_rows))
+        n_rows = max(1, min(_CHUNK_ROWS, n_rows))
         for together in [[group] for group in groups] if is_stored else [groups]:
             for batch in file.iter_batches(n_rows, row_groups=together, columns=columns):
                 yield pa.Table.from_batches([batch])

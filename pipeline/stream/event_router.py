@@ -1,4 +1,4 @@
-"""Where each cut goes: blocks to buffers, ends of transactions to the sequencer, with tickets in stream order.
+"""Where each event goes: blocks to buffers, ends of transactions to the sequencer, with tickets in stream order.
 
 The reader's sender makes calls to actors of what is decided here, and tests call buffers and sequencer directly. It is
 used from one thread. It also counts what has ended and is not in the sink yet.
@@ -23,11 +23,11 @@ from xidstream.pipeline.stream import (
     Aborted,
     Committed,
     CommittedPrepared,
-    Cut,
     PlainBlock,
     Position,
     Prepared,
     RolledBackPrepared,
+    StreamEvent,
     TransactionBlock,
     Unsendable,
 )
@@ -36,18 +36,18 @@ from xidstream.pipeline.stream.ledger import TransactionLedger
 
 
 @dataclass(frozen=True)
-class TicketedCut:
-    """What the sequencer gets of a cut that has a place in the commit order. ``result``: what its buffer returns, or an
+class OrderedEvent:
+    """An event with its position in the commit order, the ``ticket``. ``result``: what its buffer returns, or an
     awaitable of it; None where none returns anything. A small block's content may be here from the start."""
 
     ticket: int
-    cut: Cut
+    event: StreamEvent
     result: Any = None
 
     @property
     def has_content(self) -> bool:
-        """Whether its buffer returns the content of a unit. Its place in the order needs nothing else."""
-        return self.result is not None and isinstance(self.cut, (PlainBlock, Committed))
+        """Whether its buffer returns the content of a unit. Its position in the order needs nothing else."""
+        return self.result is not None and isinstance(self.event, (PlainBlock, Committed))
 
 
 _End = TypeVar("_End", Committed, Prepared)
@@ -56,13 +56,13 @@ _End = TypeVar("_End", Committed, Prepared)
 class Buffers(Protocol):
     """All buffers of a reader. Results are awaitables: a ``Sealed``, of ``prepare`` a ``PreparedTransaction``."""
 
-    def add_block(self, cut: TransactionBlock) -> None: ...
+    def add_block(self, event: TransactionBlock) -> None: ...
 
     def abort(self, xid: Xid) -> None: ...
 
-    def decode_plain(self, cut: PlainBlock, ticket: int) -> Any: ...
+    def decode_plain(self, event: PlainBlock, ticket: int) -> Any: ...
 
-    def prepare(self, cut: Prepared, ticket: int) -> Any: ...
+    def prepare(self, event: Prepared, ticket: int) -> Any: ...
 
     def commit(self, end: TransactionEnd, ticket: int, aborted: tuple[Xid, ...]) -> None: ...
 
@@ -73,13 +73,13 @@ class Buffers(Protocol):
         """The result of a transaction that was committed and sent. To be asked once."""
 
 
-class CutRouting:
+class EventRouter:
     """``submit`` takes entries of the commit order, in the order of their tickets."""
 
     def __init__(
         self,
         buffers: Buffers,
-        submit: Callable[[list[TicketedCut]], None],
+        submit: Callable[[list[OrderedEvent]], None],
         backlog: Backlog,
         ledger: TransactionLedger,
     ) -> None:
@@ -102,63 +102,63 @@ class CutRouting:
     def backlog_bytes(self) -> int:
         return self._backlog.n_bytes
 
-    def send(self, cuts: Iterable[Cut]) -> None:
-        """Cuts in stream order. Raises what the buffers and ``submit`` raise."""
-        entries: list[TicketedCut] = []
-        for cut in cuts:
-            if isinstance(cut, TransactionBlock):
-                self.n_bytes += cut.block.n_bytes
-                self._ledger.of(cut.xid).note(cut)
+    def send(self, events: Iterable[StreamEvent]) -> None:
+        """Events in stream order. Raises what the buffers and ``submit`` raise."""
+        entries: list[OrderedEvent] = []
+        for event in events:
+            if isinstance(event, TransactionBlock):
+                self.n_bytes += event.block.n_bytes
+                self._ledger.of(event.xid).note(event)
                 reach("giving_block")
-                self._buffers.add_block(cut)
+                self._buffers.add_block(event)
                 reach("block_given")
-            elif isinstance(cut, Aborted):
-                self._buffers.abort(cut.xid)
-                self._ledger.remove(cut.xid)
+            elif isinstance(event, Aborted):
+                self._buffers.abort(event.xid)
+                self._ledger.remove(event.xid)
             else:
-                entries.append(self._entry(cut))
+                entries.append(self._entry(event))
         self._buffers.send()
         if entries:
             self._submit([self._with_sealed(entry) for entry in entries])
 
-    def _entry(self, cut: Cut) -> TicketedCut:
+    def _entry(self, event: StreamEvent) -> OrderedEvent:
         ticket = self._ticket
         self._ticket += 1
-        if isinstance(cut, PlainBlock):
-            assert cut.block is not None
-            self.n_bytes += cut.block.n_bytes
-            self.end_lsn = max(self.end_lsn, cut.end_lsn)
-            self._backlog.owe(ticket, cut.block.n_bytes)
+        if isinstance(event, PlainBlock):
+            assert event.block is not None
+            self.n_bytes += event.block.n_bytes
+            self.end_lsn = max(self.end_lsn, event.end_lsn)
+            self._backlog.owe(ticket, event.block.n_bytes)
             reach("giving_block")
-            result = self._buffers.decode_plain(cut, ticket)
+            result = self._buffers.decode_plain(event, ticket)
             reach("block_given")
             # The sequencer needs the positions, not the bytes.
-            return TicketedCut(ticket, dataclasses.replace(cut, block=None), result)
-        if isinstance(cut, Committed):
-            self.end_lsn = max(self.end_lsn, cut.end.end_lsn)
-            if cut.has_blocks:
-                self._backlog.end(ticket, self._ledger.of(cut.end.xid).n_bytes)
-                self._buffers.commit(cut.end, ticket, cut.aborted)
+            return OrderedEvent(ticket, dataclasses.replace(event, block=None), result)
+        if isinstance(event, Committed):
+            self.end_lsn = max(self.end_lsn, event.end.end_lsn)
+            if event.has_blocks:
+                self._backlog.end(ticket, self._ledger.of(event.end.xid).n_bytes)
+                self._buffers.commit(event.end, ticket, event.aborted)
             else:
                 self._backlog.end(ticket, 0)
-            return TicketedCut(ticket, _without_aborted(cut))
-        if isinstance(cut, Prepared):
-            result = self._buffers.prepare(cut, ticket)
-            self._ledger.remove(cut.xid)
-            return TicketedCut(ticket, _without_aborted(cut), result)
-        assert isinstance(cut, (CommittedPrepared, RolledBackPrepared, Position, Unsendable)), cut
-        return TicketedCut(ticket, cut)
+            return OrderedEvent(ticket, _without_aborted(event))
+        if isinstance(event, Prepared):
+            result = self._buffers.prepare(event, ticket)
+            self._ledger.remove(event.xid)
+            return OrderedEvent(ticket, _without_aborted(event), result)
+        assert isinstance(event, (CommittedPrepared, RolledBackPrepared, Position, Unsendable)), event
+        return OrderedEvent(ticket, event)
 
-    def _with_sealed(self, entry: TicketedCut) -> TicketedCut:
+    def _with_sealed(self, entry: OrderedEvent) -> OrderedEvent:
         """With the result of a commit, which is there only when all is sent."""
-        if not (isinstance(entry.cut, Committed) and entry.cut.has_blocks):
+        if not (isinstance(entry.event, Committed) and entry.event.has_blocks):
             return entry
-        xid = entry.cut.end.xid
+        xid = entry.event.end.xid
         sealed = self._buffers.sealed(xid)
         self._ledger.remove(xid)
         return dataclasses.replace(entry, result=sealed)
 
 
-def _without_aborted(cut: _End) -> _End:
-    """The cut without its rolled-back subtransactions, which only the buffer needs."""
-    return dataclasses.replace(cut, aborted=()) if cut.aborted else cut
+def _without_aborted(event: _End) -> _End:
+    """The event without its rolled-back subtransactions, which only the buffer needs."""
+    return dataclasses.replace(event, aborted=()) if event.aborted else event

@@ -1,7 +1,7 @@
-"""Logical messages for the Delta sink: in pieces that the driver can hold, and only those that ``_messages`` lacks.
+"""Logical messages for a sink of tables: in chunks that the driver can hold, and only those that ``_messages`` lacks.
 
-A batch may bring many gigabytes of messages. The sink asks for one piece after the other and writes it, so that it
-never holds more than one. Called by ``delta``, on the driver.
+A batch may bring many gigabytes of messages. The sink asks for one chunk after the other and writes it, so that it
+never holds more than one. Called by ``log_sink``, on the driver.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import pyarrow.compute as pc
 
 from xidstream.pipeline.schema.rows import MESSAGES_SCHEMA
 
-MESSAGE_PIECE_BYTES: Final = 8 << 20
+MESSAGE_CHUNK_BYTES: Final = 8 << 20
 """The logical messages that the driver holds at once, besides the row group that is being written. It may hold one
 message more."""
 
 
-def message_pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """``batches`` (MESSAGES_SCHEMA) in the same order, with several small ones in a piece."""
-    piece: list[pa.RecordBatch] = []
+def message_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """``batches`` (MESSAGES_SCHEMA) in the same order, with several small ones in a chunk."""
+    chunk: list[pa.RecordBatch] = []
     n_bytes = 0
     for batch in batches:
-        piece.append(batch)
+        chunk.append(batch)
         n_bytes += batch.nbytes
-        if n_bytes >= MESSAGE_PIECE_BYTES:
-            yield pa.Table.from_batches(piece, MESSAGES_SCHEMA)
-            piece, n_bytes = [], 0
-    if piece:
-        yield pa.Table.from_batches(piece, MESSAGES_SCHEMA)
+        if n_bytes >= MESSAGE_CHUNK_BYTES:
+            yield pa.Table.from_batches(chunk, MESSAGES_SCHEMA)
+            chunk, n_bytes = [], 0
+    if chunk:
+        yield pa.Table.from_batches(chunk, MESSAGES_SCHEMA)
 
 
 def new_messages(

@@ -1,8 +1,8 @@
-"""What is left of a journal's unit where a person has given transactions of it up.
+"""What is left of a journal's unit without its skipped transactions.
 
-``xidstream slot skip`` gives up a transaction that the sink cannot take. One that waits in the journal is confirmed:
-the server does not send it again, and the buffers, which leave such transactions out, never see it. So it is left out
-when its file is loaded. The file stays as it is. Each epoch looks at what was given up when it begins.
+``xidstream slot skip`` names a transaction that the sink cannot take. One that waits in the journal is confirmed: the
+server does not send it again, and the buffers, which drop skipped transactions, never see it. So it is dropped when its
+file is loaded. The file stays as it is. Each epoch reads the skips when it begins.
 
 Rejected: to write the file anew without it. It would be a second way to write a file, for what happens once a year.
 """
@@ -25,22 +25,22 @@ from xidstream.pipeline.exchange import (
     MessagePart,
     Sealed,
 )
-from xidstream.pipeline.packs import Packs, UnitParts
-from xidstream.pipeline.parked import LeftOutTransaction
+from xidstream.pipeline.packs import PackReader, PartsBuilder
+from xidstream.pipeline.parked import SkippedTransaction
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.poison import GivenUp, given_up_among
+from xidstream.pipeline.poison import Skips, skipped_among
 
 _Numbers = npt.NDArray[np.int64]
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
-def has_given_up(unit: Sealed, given_up: GivenUp) -> bool:
-    return bool(given_up) and bool(given_up_among(given_up, *_commits(unit)).any())
+def has_skipped(unit: Sealed, skips: Skips) -> bool:
+    return bool(skips) and bool(skipped_among(skips, *_commits(unit)).any())
 
 
-def without_given_up(
+def without_skipped(
     unit: Sealed,
-    given_up: GivenUp,
+    skips: Skips,
     table_of: Callable[[ArrowRef], pa.Table],
     put: Callable[[pa.Table], ArrowRef],
 ) -> Sealed:
@@ -49,7 +49,7 @@ def without_given_up(
     ``table_of`` gives the content of its own references. Raises what ``put`` raises.
     """
     xid, commit_lsn = _commits(unit)
-    gone = given_up_among(given_up, xid, commit_lsn)
+    gone = skipped_among(skips, xid, commit_lsn)
     lsns = set(commit_lsn[gone].tolist())
     relids: dict[int, set[int]] = {lsn: set() for lsn in lsns}
     for segment in unit.segments:
@@ -57,8 +57,8 @@ def without_given_up(
             relids[segment.commit.commit_lsn].add(segment.relation.relid)
 
     # Each part is an object of its own: parts of one table stay in their order.
-    parts = UnitParts(put, n_tables=1)
-    packs = Packs(lambda ref: iter(table_of(ref).to_batches()))
+    parts = PartsBuilder(put, n_tables=1)
+    packs = PackReader(lambda ref: iter(table_of(ref).to_batches()))
     for part in unit.memory:
         rows = table_of(part.ref) if part.pack_index is None else pa.Table.from_batches(packs.rows([part]))
         for lsn in lsns.intersection(pc.unique(rows.column("_commit_lsn")).to_pylist()):
@@ -86,10 +86,10 @@ def without_given_up(
         n_rows=sum(part.n_rows for part in memory) + sum(part.n_rows for part in segments),
         n_bytes=sum(part.n_bytes for part in (*memory, *messages))
         + sum(part.segment.n_bytes for part in segments),
-        left_out=(
-            *unit.left_out,
+        skipped=(
+            *unit.skipped,
             *(
-                LeftOutTransaction(Xid(x), Lsn(lsn), tuple(sorted(relids[lsn])))
+                SkippedTransaction(Xid(x), Lsn(lsn), tuple(sorted(relids[lsn])))
                 for x, lsn in zip(xid[gone].tolist(), commit_lsn[gone].tolist(), strict=True)
             ),
         ),

@@ -1,6 +1,6 @@
-"""What the cutter makes of the stream: the events that the reader hands on, in stream order.
+"""The events that the cutter makes of the stream, and that the reader hands on in stream order.
 
-A block's bytes belong to whoever gets the cut; the cutter keeps no reference.
+A block's bytes belong to whoever gets the event; the cutter keeps no reference.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Position:
     wal_end: Lsn
 
 
-Cut = (
+StreamEvent = (
     PlainBlock
     | TransactionBlock
     | Aborted
