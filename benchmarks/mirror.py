@@ -156,7 +156,7 @@ class MadeLog:
         )
         bounds = SnapshotBounds(Lsn(99), Lsn(100), 700, 700, (), 1_700_000_000_000_000)
         for relation in relations:
-            target = log.target(relation, bounds.place)
+            target = log.target(relation, bounds.snapshot_lsn)
             files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
             for first in range(0, rows, _PIECE):
                 ids = np.arange(first, min(rows, first + _PIECE))

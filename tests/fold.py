@@ -59,7 +59,7 @@ class Log:
         self.n_snapshot_rows = sum(self._is_of_generation(row) for row in self._log)
 
     def _is_of_generation(self, row: dict[str, Any]) -> bool:
-        return row["_change_type"] == "snapshot" and row["_commit_lsn"] == self.bounds.place
+        return row["_change_type"] == "snapshot" and row["_commit_lsn"] == self.bounds.snapshot_lsn
 
     def _changes(self, upto: int) -> Iterator[dict[str, Any]]:
         for row in self._log:

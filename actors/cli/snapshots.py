@@ -183,7 +183,7 @@ def _states(
             return "finished"
         if in_sink is None:
             return "begun or finished"
-        said = in_sink.get((table, generation.number, generation.bounds.place))
+        said = in_sink.get((table, generation.number, generation.bounds.snapshot_lsn))
         if said is None:
             return "begun, and not in the sink"
         return "finished" if said[0] is GenerationState.FINISHED else f"{_ENDED}: {said[1]}"

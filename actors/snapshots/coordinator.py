@@ -311,7 +311,7 @@ class SnapshotCoordinator:
             if reason and self._book.leaves_messages(ended_line):
                 self._to_extend.append(ended_line)
             line = standing.get((ended_line.table, ended_line.number))
-            if line is None or line.place != ended_line.place:
+            if line is None or line.snapshot_lsn != ended_line.snapshot_lsn:
                 continue  # a look was faster
             self._lines.end(line)
             self._is_changed = True

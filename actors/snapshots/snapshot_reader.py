@@ -46,9 +46,9 @@ class SnapshotReader:
         """The files, and how many rows are in them. ``bytes_per_s``: of COPY's rows at most; 0 for no limit."""
         from xidstream.pipeline.initial_copy.range_reading import RangeOutput
 
-        place = RangeOutput(target.table, target.directory)
+        output = RangeOutput(target.table, target.directory)
         reading = self._thread.submit(
-            self._reader.read, task, bounds, place, target.conform, bytes_per_s=bytes_per_s
+            self._reader.read, task, bounds, output, target.conform, bytes_per_s=bytes_per_s
         )
         files = reading.result()
         return tuple(files), sum(file.n_rows for file in files)
@@ -63,9 +63,9 @@ class SnapshotReader:
         """The same of each of these ranges, which have one snapshot, or why it could not be read."""
         from xidstream.pipeline.initial_copy.range_reading import RangeOutput
 
-        places = [(RangeOutput(each.table, each.directory), each.conform) for each in targets]
+        outputs = [(RangeOutput(each.table, each.directory), each.conform) for each in targets]
         reading = self._thread.submit(
-            self._reader.read_together, tasks, bounds, places, bytes_per_s=bytes_per_s
+            self._reader.read_together, tasks, bounds, outputs, bytes_per_s=bytes_per_s
         )
         return [
             each if isinstance(each, XidstreamError) else (tuple(each), sum(file.n_rows for file in each))

@@ -269,15 +269,15 @@ class SnapshotSteps:
         late = self._late.pop(relation.relid, None)
         if late is not None:
             self._discard(late)
-        behind = self._book.last_place(action.source)
+        behind = self._book.last_snapshot_lsn(action.source)
         held = self._actors.hold("hold", action.source, action.wait_for_writers, behind)
         if not action.wait_for_writers and self._book.may_lack(held.bounds):
             held = self._actors.hold("hold", action.source, True, behind)
-        target = self._tables.target(held.source.relation, held.bounds.place)
+        target = self._tables.target(held.source.relation, held.bounds.snapshot_lsn)
         if not action.wait_for_writers and held.bounds.whole_upto < target.cut:
             # The sink would refuse it each time, for as long as a transaction is open from before the last checkpoint.
             held = self._actors.hold("hold", action.source, True, behind)
-            target = self._tables.target(held.source.relation, held.bounds.place)
+            target = self._tables.target(held.source.relation, held.bounds.snapshot_lsn)
         self._targets[action.attempt] = target
         # A repair's rows are found by the key: one COPY for each table with rows of its own.
         by_range = held.by_range and action.repair is None
@@ -301,12 +301,12 @@ class SnapshotSteps:
             if (late := self._late.pop(action.source.relation.relid, None)) is not None:
                 self._discard(late)
         sources = [action.source for action in actions if action.source.relation.clash is None]
-        behind = max(map(self._book.last_place, sources), default=INVALID_LSN)
+        behind = max(map(self._book.last_snapshot_lsn, sources), default=INVALID_LSN)
         held: dict[int, HeldSnapshot] = self._actors.hold("hold_together", sources, behind)
         if any(self._book.may_lack(each.bounds) for each in held.values()):
             self._release_all(list(held))  # a table that waits for its writers does so alone
             held = {}
-        wanted = [(each.source.relation, each.bounds.place) for each in held.values()]
+        wanted = [(each.source.relation, each.bounds.snapshot_lsn) for each in held.values()]
         targets = dict(zip(held, self._tables.targets(wanted) if wanted else (), strict=True))
         events: list[OneEvent] = []
         for action in actions:

@@ -95,7 +95,7 @@ def carry(
         raise SnapshotInterrupted(
             f"table {at.shape.table}: the log has no column {', '.join(missing)} at this snapshot"
         )
-    stored = _Stored(int(bounds.place), carrying.first_seq, bounds.taken_at_us, names, target.conform)
+    stored = _Stored(int(bounds.snapshot_lsn), carrying.first_seq, bounds.taken_at_us, names, target.conform)
     reach("carrying_snapshot")
     files = _write(
         get_session, at, lambda rows: rows.filter(~_meets(carrying.only)), stored, target.directory
@@ -115,10 +115,10 @@ def write_state(
 
 @dataclass(frozen=True)
 class _Stored:
-    """How rows of a table are stored: ``place`` is their ``_commit_lsn``, ``names`` are the source's columns that
-    ``conform`` takes, ahead of the contract's."""
+    """How rows of a table are stored: ``snapshot_lsn`` is their ``_commit_lsn``, ``names`` are the source's columns
+    that ``conform`` takes, ahead of the contract's."""
 
-    place: int
+    snapshot_lsn: int
     first_seq: int
     at_us: int | None
     names: list[str]
@@ -163,7 +163,7 @@ def _in_columns(at: TableAt, rows: DataFrame, stored: _Stored) -> DataFrame:
 
     contract: dict[str, Column] = {
         "_change_type": f.lit(SNAPSHOT),
-        "_commit_lsn": f.lit(stored.place),
+        "_commit_lsn": f.lit(stored.snapshot_lsn),
         "_commit_timestamp": f.timestamp_micros(f.lit(stored.at_us).cast("long")),
         "_seq": f.lit(stored.first_seq).cast("long") + f.monotonically_increasing_id(),
         "_text": f.col("_text"),

@@ -83,7 +83,7 @@ def generations_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[TableGe
             line.get("rows"),
         )
     tables: dict[str, list[TableGeneration]] = {}
-    for generation in sorted(found.values(), key=lambda g: g.bounds.place):
+    for generation in sorted(found.values(), key=lambda g: g.bounds.snapshot_lsn):
         tables.setdefault(generation.table, []).append(generation)
     return tables
 

@@ -42,10 +42,11 @@ _BEFORE_RECORD = 3
 
 @dataclass(frozen=True)
 class LogFold:
-    """``place``: of the snapshot of the generation that it belongs to. ``n_rows``: at the commit; what an erasure took
-    since, its own marks tell. ``since``: the LSN of the state, where the fold lies after it; None: ``lsn``."""
+    """``snapshot_lsn``: of the snapshot of the generation that it belongs to. ``n_rows``: at the commit; what an
+    erasure took since, its own marks tell. ``since``: the LSN of the state, where the fold lies after it; None:
+    ``lsn``."""
 
-    place: int
+    snapshot_lsn: int
     lsn: int
     n_rows: int
     since: int | None = None
@@ -73,11 +74,13 @@ def fold_of(watermark: Callable[[str], int | None], application_id: str) -> LogF
     lsn = watermark(name)
     if not lsn:
         return None
-    place, n_rows, n_before = (watermark(f"{name}/{each}") or 0 for each in ("place", "rows", "rows_before"))
+    snapshot_lsn, n_rows, n_before = (
+        watermark(f"{name}/{each}") or 0 for each in ("place", "rows", "rows_before")
+    )
     since = watermark(f"{name}/from")
     # An earlier fold's may be left: this one's is in the record that ends here.
     is_its_own = since is not None and lsn - _ALIGNMENT < since < lsn
-    return LogFold(place, lsn, n_rows - n_before, since if is_its_own else None)
+    return LogFold(snapshot_lsn, lsn, n_rows - n_before, since if is_its_own else None)
 
 
 def fold_marks(fold: LogFold, watermark: Callable[[str], int | None], application_id: str) -> dict[str, int]:
@@ -86,7 +89,7 @@ def fold_marks(fold: LogFold, watermark: Callable[[str], int | None], applicatio
     n_before = watermark(f"{name}/rows") or 0
     return {
         name: fold.lsn,
-        f"{name}/place": fold.place,
+        f"{name}/place": fold.snapshot_lsn,
         f"{name}/rows": n_before + fold.n_rows,
         f"{name}/rows_before": n_before,
         **({} if fold.since is None else {f"{name}/from": fold.since}),

@@ -37,7 +37,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import pyarrow as pa
@@ -88,7 +88,8 @@ _ABOUT: Final = TableMetadata(
 
 @dataclass(frozen=True)
 class ManifestLine:
-    """One base table of one refresh. ``slot`` is the log's application id."""
+    """One base table of one refresh: the columns of ``MANIFEST_SCHEMA`` in their order. ``slot`` is the log's
+    application id, ``snapshot_lsn`` the column ``place``."""
 
     slot: str
     lsn: int
@@ -96,8 +97,11 @@ class ManifestLine:
     table: str
     directory: str
     generation: int
-    place: int
+    snapshot_lsn: int
     version: int
+
+
+_ATTRIBUTES: Final = tuple(field.name for field in fields(ManifestLine))
 
 
 @dataclass(frozen=True)
@@ -110,12 +114,17 @@ class Base:
 
 
 def base_at(
-    bases: BaseStore, application_id: str, table: str, generation: int, lsn: int, place: int | None = None
+    bases: BaseStore,
+    application_id: str,
+    table: str,
+    generation: int,
+    lsn: int,
+    snapshot_lsn: int | None = None,
 ) -> Base | None:
     """The newest base of this generation of ``schema.table`` at or below ``lsn``; None where there is none.
 
-    ``place`` is the generation's, and checked where it is given: a table that two servers had under one name can have
-    equal numbers.
+    ``snapshot_lsn`` is the generation's, and checked where it is given: a table that two servers had under one name can
+    have equal numbers.
     """
     writer = bases.open(MANIFEST, MANIFEST)
     if writer is None:
@@ -130,7 +139,7 @@ def base_at(
             for line in _lines(writer.rows_of({file.path}))
             if (line.slot, line.table, line.generation) == (application_id, table, generation)
             and line.lsn <= lsn
-            and place in (None, line.place)
+            and snapshot_lsn in (None, line.snapshot_lsn)
         ]
         found = max([*fitting, *([found] if found else [])], key=lambda line: line.lsn, default=None)
     return None if found is None else base_of(bases, found)
@@ -152,8 +161,8 @@ def base_of(bases: BaseStore, line: ManifestLine) -> Base | None:
 def _is_of(version: BaseVersion, line: ManifestLine) -> bool:
     """Whether a version of the base table is of the line's moment, and not of a refresh that is cut short."""
     mark = f"mirror/{line.slot}"
-    lsn, place = version.watermark(mark), version.watermark(f"{mark}/place")
-    return lsn is not None and lsn <= line.lsn and place == line.place
+    lsn, snapshot_lsn = version.watermark(mark), version.watermark(f"{mark}/place")
+    return lsn is not None and lsn <= line.lsn and snapshot_lsn == line.snapshot_lsn
 
 
 def read_lines(bases: BaseStore, application_id: str | None = None) -> list[ManifestLine]:
@@ -188,7 +197,8 @@ def _files(writer: StoredTable) -> list[_File]:
 
 def _lines(rows: pa.Table) -> list[ManifestLine]:
     """Ascending by LSN, then by table."""
-    lines = [ManifestLine(**row) for row in rows.select(MANIFEST_SCHEMA.names).to_pylist()]
+    columns = [rows[name].to_pylist() for name in MANIFEST_SCHEMA.names]
+    lines = [ManifestLine(*values) for values in zip(*columns, strict=True)]
     return sorted(lines, key=lambda line: (line.lsn, line.table))
 
 
@@ -379,7 +389,7 @@ class ManifestWriter:
         look tells.
         """
         lines = sorted(lines, key=lambda line: (line.lsn, line.table))
-        columns = [[getattr(line, name) for line in lines] for name in MANIFEST_SCHEMA.names]
+        columns = [[getattr(line, name) for line in lines] for name in _ATTRIBUTES]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, MANIFEST_SCHEMA, strict=True)]
         files = ParquetFiles(writer.location, f"data-{uuid.uuid4().hex}-mirror", MANIFEST_SCHEMA, "lsn")
         files.write(pa.RecordBatch.from_arrays(arrays, schema=MANIFEST_SCHEMA))

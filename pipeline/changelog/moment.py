@@ -43,12 +43,12 @@ def moment_of(log: SlotLog, table: str, bounds: SnapshotBounds) -> Moment:
     """The moment of a table's snapshot, whose ``valid_from`` the log has reached.
 
     Only two kinds of transactions can have committed up to there and be unseen: those of ``xip``, and those that began
-    after the snapshot, and so committed after ``place``. An xid of 32 bits comes again; of ``xip`` the newest one is
-    meant, and only rows after the log's own snapshot matter.
+    after the snapshot, and so committed after ``snapshot_lsn``. An xid of 32 bits comes again; of ``xip`` the newest
+    one is meant, and only rows after the log's own snapshot matter.
     """
     transactions, upto = log.transactions_table(), int(bounds.valid_from)
     of_xip = transactions.of_xids({xid % _WIRE_XIDS for xid in bounds.xip}, upto, ["tables"])
-    begun_behind = transactions.between(int(bounds.place), upto, ["xid", "tables"])
+    begun_behind = transactions.between(int(bounds.snapshot_lsn), upto, ["xid", "tables"])
     rows = [*of_xip.to_pylist(), *begun_behind.to_pylist()]
     mine = [(row["xid"], row["commit_lsn"]) for row in rows if table in (row["tables"] or ())]
     return Moment(bounds.valid_from, unseen(mine, bounds))
@@ -63,7 +63,7 @@ def standby_moment(log: SlotLog, table: str, bounds: SnapshotBounds) -> Moment |
     replayed: its commit visible, and E not moved on yet. If no transaction in between touches the table, all of these
     LSNs have one state.
     """
-    first = bounds.place.next_record
+    first = bounds.snapshot_lsn.next_record
     between = log.transactions_table().between(int(first) - 1, int(replayed_upto(bounds)), ["tables"])
     rows = between.to_pylist()
     return None if any(table in (row["tables"] or ()) for row in rows) else Moment(first.before)

@@ -102,7 +102,7 @@ def _standing(
                 remedy=f"ask for the state of {Lsn(after)} or before, or for that of {Lsn(since)} or later; with "
                 "`xidstream source prepare` the place of such a change is known",
             )
-    return [v for v in versions if not bounds.place < v["since"] <= bounds.valid_from] or versions
+    return [v for v in versions if not bounds.snapshot_lsn < v["since"] <= bounds.valid_from] or versions
 
 
 def _from_versions(

@@ -63,12 +63,12 @@ class Start:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Where a generation stands: from ``first`` up to ``last``, both included. ``place``: of its snapshot's rows.
-    ``starts``: its snapshot comes first."""
+    """Where a generation stands: from ``first`` up to ``last``, both included. ``snapshot_lsn``: of its snapshot's
+    rows. ``starts``: its snapshot comes first."""
 
     first: int
     last: float
-    place: int
+    snapshot_lsn: int
     starts: tuple[Start, ...]
 
 
@@ -77,20 +77,22 @@ def stretches_of(
 ) -> list[Stretch]:
     """``generations``: of one table, in the order of their snapshots. ``bases``: the place of the snapshot that a base
     table comes from, and its LSN. ``fold``: what the log has; None for none."""
-    known = [(place, Start(lsn, lsn)) for place, lsn in bases]
+    known = [(snapshot_lsn, Start(lsn, lsn)) for snapshot_lsn, lsn in bases]
     if fold is not None:
-        known.append((fold.place, Start(fold.answers_from, fold.lsn)))
+        known.append((fold.snapshot_lsn, Start(fold.answers_from, fold.lsn)))
     found = []
     for i, each in enumerate(generations):
         bounds = each.bounds
         last = math.inf if each.until is None else int(each.until)
         if i + 1 < len(generations):
             last = min(last, int(generations[i + 1].bounds.valid_from) - 1)
-        first, place = int(bounds.valid_from), int(bounds.place)
+        first, snapshot_lsn = int(bounds.valid_from), int(bounds.snapshot_lsn)
         if first <= last:
             starts = [Start(first, int(bounds.contained_upto))]
-            starts += [each for of, each in known if of == place and first <= each.answers_from <= last]
-            found.append(Stretch(first, last, place, tuple(starts)))
+            starts += [
+                each for of, each in known if of == snapshot_lsn and first <= each.answers_from <= last
+            ]
+            found.append(Stretch(first, last, snapshot_lsn, tuple(starts)))
     return found
 
 
@@ -125,9 +127,9 @@ def fold_for(
     if cut_for(lsn, folded) < lsn:
         return None  # a later generation needs what lies before
     start = max((each for each in stretch.starts if each.answers_from <= lsn), key=lambda each: each.needs)
-    place = stretch.place if start is stretch.starts[0] else start.needs
+    snapshot_lsn = stretch.snapshot_lsn if start is stretch.starts[0] else start.needs
     gone = removable(files, folded, lsn)
-    of_start = [file for file in gone if file.min_lsn == file.max_lsn == place]
+    of_start = [file for file in gone if file.min_lsn == file.max_lsn == snapshot_lsn]
     n_bytes = sum(file.n_bytes for file in of_start)
     return (stretch, lsn) if sum(file.n_bytes for file in gone) >= max(1, 2 * n_bytes) else None
 
@@ -140,12 +142,13 @@ def removable(
     files: Iterable[LogFile], stretches: Sequence[Stretch], cut: int, fold: int = 0
 ) -> list[LogFile]:
     """What a cut removes of ``files``. ``fold``: the LSN of the fold whose rows the log has; 0 for none."""
-    places = [stretch.place for stretch in stretches if stretch.starts[0].is_usable(cut)]
-    places += [fold] if fold >= cut else []
+    snapshot_lsns = [stretch.snapshot_lsn for stretch in stretches if stretch.starts[0].is_usable(cut)]
+    snapshot_lsns += [fold] if fold >= cut else []
     return [
         file
         for file in files
-        if file.max_lsn <= cut and not any(file.min_lsn <= place <= file.max_lsn for place in places)
+        if file.max_lsn <= cut
+        and not any(file.min_lsn <= snapshot_lsn <= file.max_lsn for snapshot_lsn in snapshot_lsns)
     ]
 
 

@@ -229,7 +229,7 @@ class SlotLog:
         columns, properties = log_table.columns, log_table.properties
         bounds = generation.bounds
         shape = shape_at(name, columns, properties, generation.key, int(lsn), self._slot, bounds)
-        place = int(bounds.place)
+        snapshot_lsn = int(bounds.snapshot_lsn)
 
         cut = self._cut_of(log_table)
 
@@ -246,7 +246,9 @@ class SlotLog:
             )
 
         fold = fold_of(log_table.watermark, self._slot)
-        if fold is not None and (fold.place != place or fold.answers_from > lsn or fold.lsn < cut):
+        if fold is not None and (
+            fold.snapshot_lsn != snapshot_lsn or fold.answers_from > lsn or fold.lsn < cut
+        ):
             fold = None
         return TableAt(
             log_table, generation, shape, lsn, find_base, cut=int(cut), find_oldest=find_oldest, fold=fold
@@ -254,8 +256,8 @@ class SlotLog:
 
     def base_at(self, name: str, generation: TableGeneration, lsn: Lsn) -> Base | None:
         """The newest base table of the generation of ``schema.table`` at or below ``lsn``; None where there is none."""
-        bases, place = self._stored.bases(), int(generation.bounds.place)
-        return base_at(bases, self._slot, name, generation.number, int(lsn), place)
+        bases, snapshot_lsn = self._stored.bases(), int(generation.bounds.snapshot_lsn)
+        return base_at(bases, self._slot, name, generation.number, int(lsn), snapshot_lsn)
 
     def is_cut_off(self, name: str, generation: TableGeneration, lsn: Lsn) -> bool:
         """Whether the table's state at ``lsn``, at which the generation stands, is gone from the log."""
@@ -266,7 +268,12 @@ class SlotLog:
             return False  # whoever reads the table is told
         if bounds.contained_upto >= cut:
             return False
-        if fold is not None and fold.place == bounds.place and cut <= fold.lsn and fold.answers_from <= lsn:
+        if (
+            fold is not None
+            and fold.snapshot_lsn == bounds.snapshot_lsn
+            and cut <= fold.lsn
+            and fold.answers_from <= lsn
+        ):
             return False
         base = self.base_at(name, generation, lsn)
         return base is None or base.lsn < cut
@@ -303,8 +310,13 @@ class SlotLog:
         stored = self._stored.bases()
         for line in read_lines(stored, self._slot):
             # By LSN: the first of each snapshot that is still there.
-            if line.table == name and line.lsn >= cut and line.place not in bases and base_of(stored, line):
-                bases[line.place] = line.lsn
+            if (
+                line.table == name
+                and line.lsn >= cut
+                and line.snapshot_lsn not in bases
+                and base_of(stored, line)
+            ):
+                bases[line.snapshot_lsn] = line.lsn
         oldest = oldest_state(stretches_of(known.get(name, []), bases.items(), fold), int(cut))
         return None if oldest is None else Lsn(oldest)
 

@@ -161,7 +161,7 @@ def _counts(log: TableAt, rows: pa.Table) -> pa.ChunkedArray:
     """Whether a row is one of the generation's own, or a change up to the LSN that the snapshot does not contain."""
     bounds = log.generation.bounds
     lsn, is_of_snapshot = rows[_LSN], pc.equal(rows[CHANGE], SNAPSHOT)
-    own = pc.and_(is_of_snapshot, pc.equal(lsn, log.place))
+    own = pc.and_(is_of_snapshot, pc.equal(lsn, log.snapshot_lsn))
     change = pc.and_(pc.invert(is_of_snapshot), pc.less_equal(lsn, int(log.lsn)))
     change = pc.and_(change, pc.greater(lsn, log.contained_upto))
     if log.unseen_lsns:

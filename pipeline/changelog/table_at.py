@@ -85,31 +85,31 @@ class TableAt:
     """The generation's fold at or below ``lsn``; None: it has none."""
 
     @property
-    def place(self) -> int:
+    def snapshot_lsn(self) -> int:
         """The ``_commit_lsn`` of the rows that the state begins with, if no base table is wanted."""
-        return int(self.generation.bounds.place) if self.fold is None else self.fold.lsn
+        return int(self.generation.bounds.snapshot_lsn) if self.fold is None else self.fold.lsn
 
     @property
     def contained_upto(self) -> int:
-        """The LSN up to which the rows at ``place`` have all changes."""
+        """The LSN up to which the rows at ``snapshot_lsn`` have all changes."""
         return int(self.generation.bounds.contained_upto) if self.fold is None else self.fold.lsn
 
     def snapshot(self, spark: SparkSession, spans: KeySpans | None = None) -> LogRows:
         """The rows that the state begins with: the generation's, or those of the fold. Of all keys, or of these."""
         from pyspark.sql import functions as f
 
-        place = self.place
+        snapshot_lsn = self.snapshot_lsn
         files = self.snapshot_files()
         names = [*_OF_SNAPSHOT, *self.shape.held_in]
-        wanted = _wanted(pc.field("_commit_lsn") == place, spans, self.log_table)
+        wanted = _wanted(pc.field("_commit_lsn") == snapshot_lsn, spans, self.log_table)
         rows = self.log_table.rows(spark, files, names, wanted)
-        rows = rows.filter((f.col("_commit_lsn") == place) & (f.col("_change_type") == SNAPSHOT))
+        rows = rows.filter((f.col("_commit_lsn") == snapshot_lsn) & (f.col("_change_type") == SNAPSHOT))
         return self._log_rows(rows, files, spans)
 
     def snapshot_files(self) -> list[LogFile]:
         """The files that may have such rows. Raises PreconditionMissing where some of them are gone."""
         self._check_cut(self.contained_upto)
-        files = self.log_table.files(self.place, self.place)
+        files = self.log_table.files(self.snapshot_lsn, self.snapshot_lsn)
         self._check_whole(files)
         return files
 
@@ -124,15 +124,15 @@ class TableAt:
 
     def _check_whole(self, files: Sequence[LogFile]) -> None:
         """Raises PreconditionMissing where the files have not the rows of the snapshot, or of the fold."""
-        place = self.place
+        snapshot_lsn = self.snapshot_lsn
         n_rows = self.generation.n_rows if self.fold is None else self.fold.n_rows
         if n_rows is None:
             return
-        n_rows -= self.log_table.watermark(erased_id(place)) or 0
-        if all(file.min_lsn == file.max_lsn == place and file.n_rows for file in files):
+        n_rows -= self.log_table.watermark(erased_id(snapshot_lsn)) or 0
+        if all(file.min_lsn == file.max_lsn == snapshot_lsn and file.n_rows for file in files):
             there = sum(file.n_rows for file in files)
         else:  # another tool compacted the table
-            there = self.log_table.count(place)
+            there = self.log_table.count(snapshot_lsn)
         if there != n_rows:
             table = self.generation.table
             raise PreconditionMissing(
@@ -152,7 +152,7 @@ class TableAt:
         self._check_cut(max(since, self.contained_upto))
         files = self.log_table.files(since + 1, self.lsn)
         # No commit has the place of a snapshot, so that file has its rows alone.
-        return [file for file in files if not file.min_lsn == file.max_lsn == self.place]
+        return [file for file in files if not file.min_lsn == file.max_lsn == self.snapshot_lsn]
 
     def tail(self, spark: SparkSession, since: int = 0, spans: KeySpans | None = None) -> LogRows | None:
         """The changes after ``since``, up to the LSN, that the snapshot does not contain; None where no file has any.

@@ -64,10 +64,11 @@ ATTEMPTS: Final = 20
 
 @dataclass(frozen=True)
 class _Start:
-    """The version of the base table that the oldest states come from. ``place``: of its generation's snapshot."""
+    """The version of the base table that the oldest states come from. ``snapshot_lsn``: of its generation's
+    snapshot."""
 
     base: Base
-    place: int
+    snapshot_lsn: int
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def keep_states(
                 return None
             lsn, n_erasures = start.base.lsn, writer.watermark(ERASURES)
             at = log.table_at(label, Lsn(lsn))
-            if fold_behind(lsn) in {int(each.bounds.place) for each in generations}:
+            if fold_behind(lsn) in {int(each.bounds.snapshot_lsn) for each in generations}:
                 return None
             if written is None or not written.fits(start, n_erasures):
                 attempt_files.remove(location, directory)
@@ -127,7 +128,7 @@ def keep_states(
                 written = _Written(start, files, n_erasures)
             at_lsn = fold_behind(lsn)
             n_rows = sum(file.n_rows for file in written.files)
-            fold = LogFold(start.place, at_lsn, n_rows, None if at_lsn == lsn else lsn)
+            fold = LogFold(start.snapshot_lsn, at_lsn, n_rows, None if at_lsn == lsn else lsn)
             cut_id = locations.cut_id(log.application_id)
             marks = {cut_id: writer.watermark(cut_id), ERASURES: n_erasures}
             marks |= fold_marks(fold, writer.watermark, log.application_id)
@@ -158,7 +159,11 @@ def _relied_on(
         others = [each.answers_from for each in stretch.starts if each.is_usable(cut)]
         first = min([newest, *others])
         for line in lines:
-            if line.place != stretch.place or not stretch.first <= line.lsn <= stretch.last or line.lsn < cut:
+            if (
+                line.snapshot_lsn != stretch.snapshot_lsn
+                or not stretch.first <= line.lsn <= stretch.last
+                or line.lsn < cut
+            ):
                 continue
             if line.lsn >= first:
                 break
@@ -166,7 +171,7 @@ def _relied_on(
             if base is not None:
                 # A fold of another generation that is still needed stays.
                 is_free = known_fold is None or known_fold.lsn < cut
-                return _Start(base, stretch.place) if is_free else None
+                return _Start(base, stretch.snapshot_lsn) if is_free else None
     return None
 
 

@@ -257,7 +257,7 @@ class RangeReader:
                 relation,
                 decoded.columns,
                 decoded.text,
-                place=bounds.place,
+                snapshot_lsn=bounds.snapshot_lsn,
                 taken_at_us=bounds.taken_at_us,
                 first_seq=first_seq,
             )

@@ -161,7 +161,7 @@ class SnapshotBook:
         ended, layouts = [], []
         for relid, line in list(standing.items()):
             taken = self._taken.get((relid, line.number))
-            spoiling = (each for each in parked if each.concerns(relid) and each.spoils(line.place))
+            spoiling = (each for each in parked if each.concerns(relid) and each.spoils(line.snapshot_lsn))
             if (spoiled_by := next(spoiling, None)) is not None:
                 reason: str | None = spoiled_by.why_no_snapshot_stands
             else:
@@ -280,7 +280,7 @@ class SnapshotBook:
         with self._comparing:
             surveyed_lsn, published = self._surveyed
             now = published.get(source.relation.relid)
-            if surveyed_lsn > bounds.place and not _is_as_found(
+            if surveyed_lsn > bounds.snapshot_lsn and not _is_as_found(
                 signature_of(source), now, is_witnessed=False
             ):
                 return None
@@ -304,10 +304,12 @@ class SnapshotBook:
         self._taken[_name(generation)] = taken
         return generation
 
-    def last_place(self, source: PublishedSource) -> Lsn:
+    def last_snapshot_lsn(self, source: PublishedSource) -> Lsn:
         """The highest place of a snapshot of the table's name that is known; 0/0 for none."""
         known = [taken.generation for taken in list(self._taken.values())]
-        return max((each.bounds.place for each in known if each.name == source.name), default=INVALID_LSN)
+        return max(
+            (each.bounds.snapshot_lsn for each in known if each.name == source.name), default=INVALID_LSN
+        )
 
     def cancel(self, source: PublishedSource) -> None:
         """No snapshot of the table is wanted, until somebody asks for one."""

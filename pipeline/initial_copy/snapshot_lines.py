@@ -39,7 +39,7 @@ class SnapshotLines:
             generation.name,
             generation.relid,
             generation.number,
-            int(generation.bounds.place),
+            int(generation.bounds.snapshot_lsn),
             int(generation.bounds.valid_from),
             GenerationState.FINISHED,
             is_ours=True,

@@ -83,7 +83,7 @@ class StagedSnapshots:
                 each.name,
                 each.relid,
                 each.number,
-                int(each.bounds.place),
+                int(each.bounds.snapshot_lsn),
                 int(each.bounds.valid_from),
                 GenerationState.FINISHED,
                 is_ours=True,

@@ -1,8 +1,8 @@
 """Which column of a growing table takes which column of a relation version: the rule of schema evolution.
 
 One rule serves two purposes: a Delta table that lives longer than its source's definition, and the union of the
-relation versions inside one batch. ``place`` decides. ``Conform`` carries it out on record batches, in the executors,
-so this module imports pyarrow alone.
+relation versions inside one batch. ``map_columns`` decides. ``Conform`` carries it out on record batches, in the
+executors, so this module imports pyarrow alone.
 
 The rule. A target column belongs to one source column, ``source``. (Case is ignored, because Delta refuses names that
 differ in case only.) A source column goes to that one of its target columns that has exactly its type. If there is

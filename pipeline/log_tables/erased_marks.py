@@ -14,6 +14,6 @@ ERASURES: Final = "erased/count"
 """How many erasures there were."""
 
 
-def erased_id(place: int) -> str:
-    """How many rows the snapshot at ``place`` has lost."""
-    return f"erased/{place}"
+def erased_id(snapshot_lsn: int) -> str:
+    """How many rows the snapshot at ``snapshot_lsn`` has lost."""
+    return f"erased/{snapshot_lsn}"

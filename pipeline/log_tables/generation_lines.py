@@ -94,7 +94,7 @@ class GenerationLines:
             for row in sorted(rows, key=_is_ended):
                 ours = writer.watermark(self._line_id(row["table"])) // 2 == row["generation"]
                 line = _line(row, GenerationState(row["state"]), is_ours=ours)
-                found[line.table, line.number, line.place] = line
+                found[line.table, line.number, line.snapshot_lsn] = line
             lines = sorted(found.values(), key=lambda line: (line.table, line.number))
             standing = (each for each in lines if each.is_ours and each.state is GenerationState.FINISHED)
             self._ownership.check_snapshots(writer, max((each.valid_from for each in standing), default=0))
@@ -135,7 +135,7 @@ class GenerationLines:
 
         def ended(writer: LogTableWriter) -> list[dict[str, Any]]:
             found = (row for row in _all_rows(writer) if not _is_ended(row))
-            row = next(r for r in found if (r["table"], r["place"]) == (line.table, line.place))
+            row = next(r for r in found if (r["table"], r["place"]) == (line.table, line.snapshot_lsn))
             return [ended_row(row, reason, until())]
 
         self._add(line.table, 2 * line.number + 1, ended)
@@ -147,7 +147,9 @@ class GenerationLines:
             writer = self._opened()
             assert writer is not None
             known_rows = [
-                row for row in _all_rows(writer) if (row["table"], row["place"]) == (line.table, line.place)
+                row
+                for row in _all_rows(writer)
+                if (row["table"], row["place"]) == (line.table, line.snapshot_lsn)
             ]
             last = max((row for row in known_rows if _is_ended(row)), key=lambda row: row["until"])
             until = until_of(last["until"])

@@ -25,7 +25,7 @@ def row_of(generation: Generation, n_rows: int) -> dict[str, Any]:
         "table": generation.name,
         "relid": generation.relid,
         "generation": generation.number,
-        "place": int(bounds.place),
+        "place": int(bounds.snapshot_lsn),
         "valid_from": int(bounds.valid_from),
         "xmin": bounds.xmin,
         "xmax": bounds.xmax,

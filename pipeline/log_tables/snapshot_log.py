@@ -204,26 +204,26 @@ class SnapshotLog:
         of the table has a higher place, so what a run that was taken over has named is never taken for this one.
         """
         key = self._tables.key_of(generation.relation.schema, generation.relation.table)
-        rows_id, place = f"{self._application_id}/snapshot", int(generation.bounds.place)
+        rows_id, snapshot_lsn = f"{self._application_id}/snapshot", int(generation.bounds.snapshot_lsn)
 
         def commit_rows() -> int | None:
             """How many there are; None where they were not named."""
             writer = self._tables.open(key, generation.name)
             held = 0 if writer is None else writer.watermark(rows_id)
-            if writer is not None and held == place:
-                return _n_rows(files, writer, place)
+            if writer is not None and held == snapshot_lsn:
+                return _n_rows(files, writer, snapshot_lsn)
             if writer is None or files is None:
                 return None
             self._ownership.check(writer)
-            if held > place:
+            if held > snapshot_lsn:
                 raise self._ownership.diverged(
                     f"{writer.title} has a snapshot that was taken at {Lsn(held)}, and a later one was "
-                    f"taken at {Lsn(place)}: the server was restored, or failed over, to an older state"
+                    f"taken at {Lsn(snapshot_lsn)}: the server was restored, or failed over, to an older state"
                 )
-            if writer.watermark(UPTO) >= place:
+            if writer.watermark(UPTO) >= snapshot_lsn:
                 raise SnapshotInterrupted(
-                    f"table {generation.name}: its snapshot at {Lsn(place)} may have rows of keys that were erased "
-                    f"meanwhile, up to {Lsn(writer.watermark(UPTO))}"
+                    f"table {generation.name}: its snapshot at {Lsn(snapshot_lsn)} may have rows of keys that were "
+                    f"erased meanwhile, up to {Lsn(writer.watermark(UPTO))}"
                 )
             gone = missing(writer.location, [file.path for file in files])
             if gone:
@@ -239,9 +239,9 @@ class SnapshotLog:
                 )
             reach("committing_snapshot")
             # The sink may have written for minutes, for a commit that a merge would have it do again.
-            writer.commit(files, {rows_id: place}, marks=self._ownership.marks, merges=False)
+            writer.commit(files, {rows_id: snapshot_lsn}, marks=self._ownership.marks, merges=False)
             reach("snapshot_committed")
-            return _n_rows(files, writer, place)
+            return _n_rows(files, writer, snapshot_lsn)
 
         return guarded(self._tables, generation.name, commit_rows)
 
@@ -383,9 +383,9 @@ def _each(act: Callable[[_One], _T], several: Sequence[_One]) -> list[_T | Xidst
         return list(threads.map(tried, several))
 
 
-def _n_rows(files: Sequence[WrittenFile] | None, writer: LogTableWriter, place: int) -> int:
+def _n_rows(files: Sequence[WrittenFile] | None, writer: LogTableWriter, snapshot_lsn: int) -> int:
     """The rows of the snapshot with that place, whose files are in the table, with those that were erased since."""
     if files is not None:
         return sum(file.n_rows for file in files)
-    there = writer.read(["_commit_lsn"], "_commit_lsn", place, place).num_rows
-    return int(there) + writer.watermark(erased_id(place))
+    there = writer.read(["_commit_lsn"], "_commit_lsn", snapshot_lsn, snapshot_lsn).num_rows
+    return int(there) + writer.watermark(erased_id(snapshot_lsn))

@@ -53,13 +53,13 @@ class Carrying:
 
 @dataclass(frozen=True)
 class GenerationLine:
-    """``table``: ``schema.table``. ``place`` and ``valid_from`` are LSNs. ``is_ours``: whether it is the last
+    """``table``: ``schema.table``. ``snapshot_lsn`` and ``valid_from`` are LSNs. ``is_ours``: whether it is the last
     generation of its table that a run of this slot added."""
 
     table: str
     relid: int
     number: int
-    place: int
+    snapshot_lsn: int
     valid_from: int
     state: GenerationState
     is_ours: bool

@@ -87,8 +87,8 @@ class MirrorMarks:
     def emptied_id(self) -> str:
         return f"{self.lsn_id}/emptied"
 
-    def versions(self, lsn: int, place: int) -> dict[str, int]:
-        return {self.lsn_id: lsn, self.place_id: place, f"{self.lsn_id}/owner": self.owner}
+    def versions(self, lsn: int, snapshot_lsn: int) -> dict[str, int]:
+        return {self.lsn_id: lsn, self.place_id: snapshot_lsn, f"{self.lsn_id}/owner": self.owner}
 
 
 class BaseTable:
@@ -142,7 +142,7 @@ class BaseTable:
         return self._writer.is_as_made
 
     @property
-    def place(self) -> int:
+    def snapshot_lsn(self) -> int:
         """The place of the snapshot that it comes from."""
         return self._writer.watermark(self._marks.place_id)
 
@@ -211,25 +211,25 @@ class BaseTable:
         key: RangedKey,
         removed: Sequence[BaseFile],
         lsn: int,
-        place: int,
+        snapshot_lsn: int,
         *,
         erases: bool = False,
     ) -> None:
         """Put ``new`` in the place of ``removed``: the table is at ``lsn`` from here on. ``erases``: versions before
         this one have rows that must not be read any more (``erased_base``)."""
         erased = {f"{self._marks.lsn_id}/erased": self.version + 1} if erases else {}
-        self._swap(new, key, [file.path for file in removed], lsn, place, marks=erased)
+        self._swap(new, key, [file.path for file in removed], lsn, snapshot_lsn, marks=erased)
 
     def replace_all(
-        self, new: Sequence[NewFile], key: RangedKey, fields: Sequence[pa.Field], lsn: int, place: int
+        self, new: Sequence[NewFile], key: RangedKey, fields: Sequence[pa.Field], lsn: int, snapshot_lsn: int
     ) -> None:
         """Put ``new`` in the place of all there is, with other columns."""
-        self._swap(new, key, None, lsn, place, [_target(field) for field in fields])
+        self._swap(new, key, None, lsn, snapshot_lsn, [_target(field) for field in fields])
 
     def empty(self) -> None:
         """Take all rows out of a table that is left out: the next refresh that has a state of it builds it anew."""
         lsn = self._writer.watermark(self._marks.lsn_id)
-        marks = {**self._marks.versions(lsn, self.place), self._marks.emptied_id: lsn}
+        marks = {**self._marks.versions(lsn, self.snapshot_lsn), self._marks.emptied_id: lsn}
         self._writer.put([], None, marks)
 
     def _swap(
@@ -238,7 +238,7 @@ class BaseTable:
         key: RangedKey,
         removed: Sequence[str] | None,
         lsn: int,
-        place: int,
+        snapshot_lsn: int,
         columns: Sequence[TableColumn] | None = None,
         marks: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
@@ -248,7 +248,7 @@ class BaseTable:
             if file.facts.n_rows
         ]
         reach("base_written")
-        self._writer.put(added, removed, {**self._marks.versions(lsn, place), **marks}, columns)
+        self._writer.put(added, removed, {**self._marks.versions(lsn, snapshot_lsn), **marks}, columns)
         reach("base_committed")
 
 

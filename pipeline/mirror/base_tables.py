@@ -357,7 +357,10 @@ def _untouched(
             continue
         with suppress(PreconditionMissing):
             generation = generation_at(line.table, generations.get(line.table, []), lsn)
-            is_same = (generation.number, int(generation.bounds.place)) == (line.generation, line.place)
+            is_same = (generation.number, int(generation.bounds.snapshot_lsn)) == (
+                line.generation,
+                line.snapshot_lsn,
+            )
             if is_same and bases.is_newest(line.directory, line.version):
                 yield line
 
@@ -394,7 +397,7 @@ def _lines(
             table.shape.table,
             directory_of(bases, table),
             table.generation.number,
-            int(table.generation.bounds.place),
+            int(table.generation.bounds.snapshot_lsn),
             refreshed.version,
         )
         for table, refreshed in done

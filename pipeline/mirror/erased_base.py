@@ -288,7 +288,7 @@ def rewritten(
                 new.append(NewFile.written(location, path, ranged))
         location.sync_folders([file.path for file in new])
         erases = is_in_earlier is not None and (bool(removed) or is_in_earlier)
-        base.replace(new, ranged, removed, base.lsn, base.place, erases=erases)
+        base.replace(new, ranged, removed, base.lsn, base.snapshot_lsn, erases=erases)
         is_named = True
     finally:
         if not is_named:

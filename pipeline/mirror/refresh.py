@@ -175,7 +175,7 @@ class TableRefresher:
         """Given to ``run``; None while the refresh is tried without Spark (``here``)."""
         self._log = log
         self._lsn = lsn = int(log.lsn)
-        self._place = int(log.generation.bounds.place)
+        self._snapshot_lsn = int(log.generation.bounds.snapshot_lsn)
         self._file_bytes = file_bytes
         self._shape = log.shape
         self._fields = arrow_fields(log.shape)
@@ -232,7 +232,7 @@ class TableRefresher:
     @cached_property
     def _log_files(self) -> list[LogFile]:
         """With what may be new."""
-        is_same = self._base.place == self._place
+        is_same = self._base.snapshot_lsn == self._snapshot_lsn
         return self._log.tail_files(self._since) if self._base.lsn and is_same else []
 
     @cached_property
@@ -261,7 +261,7 @@ class TableRefresher:
             tail, facts = self._tail(self._since)
         answer = what_to_do(
             is_built=base.lsn > 0,
-            is_same_generation=base.place == self._place,
+            is_same_generation=base.snapshot_lsn == self._snapshot_lsn,
             has_changes=bool(self._log_files),
             has_truncate=facts is not None and facts.truncated_at is not None,
             columns_fit=self._added is not None,
@@ -365,7 +365,7 @@ class TableRefresher:
     def _replace_all(self, answer: Answer, paths: Sequence[str], fields: Sequence[pa.Field]) -> TableRefresh:
         new, n_removed = self._new_files(paths), len(self._files)
         self._check_erasures()
-        self._base.replace_all(new, self._key, fields, self._lsn, self._place)
+        self._base.replace_all(new, self._key, fields, self._lsn, self._snapshot_lsn)
         self._base.describe(self._about)
         return self._done(answer, new, n_removed)
 
@@ -395,7 +395,7 @@ class TableRefresher:
             # All that is new had no effect, or was in the snapshot already. The next refresh begins after it.
             return TableRefresh(self._label, Answer.KEEP, self._base.version, facts=self._base.facts)
         self._check_erasures()
-        self._base.replace(new, self._key, gone, self._lsn, self._place)
+        self._base.replace(new, self._key, gone, self._lsn, self._snapshot_lsn)
         return self._done(Answer.SWAP, new, len(gone))
 
     def _check_erasures(self) -> None:

@@ -77,11 +77,11 @@ class RowFile:
     n_bytes: int
     checksum: str
     head_crc: int
-    places: tuple[tuple[PageOffsets, PageOffsets], ...]
+    page_offsets: tuple[tuple[PageOffsets, PageOffsets], ...]
 
     @property
     def head_bytes(self) -> int:
-        return self.places[0][0].crc if self.places else self.n_bytes
+        return self.page_offsets[0][0].crc if self.page_offsets else self.n_bytes
 
     @property
     def tail_bytes(self) -> int:
@@ -96,7 +96,7 @@ class RowFile:
             numbers = (commit.commit_lsn, commit.commit_timestamp_us)
             values = [number.to_bytes(VALUE_BYTES, "little", signed=True) for number in numbers]
             bound = [(encoded_crc(value), value) for value in values]
-        for group in self.places:
+        for group in self.page_offsets:
             for place, old, new in zip(group, written, bound, strict=True):
                 yield PatchRange(place.crc, old[0], new[0])
                 yield PatchRange(place.value, old[1], new[1])
@@ -107,7 +107,7 @@ class RowFile:
             "n_bytes": int(self.n_bytes),
             "checksum": self.checksum,
             "head_crc": int(self.head_crc),
-            "places": [[*lsn, *timestamp] for lsn, timestamp in self.places],
+            "places": [[*lsn, *timestamp] for lsn, timestamp in self.page_offsets],
         }
 
     @classmethod
@@ -118,7 +118,7 @@ class RowFile:
             n_bytes=value["n_bytes"],
             checksum=value["checksum"],
             head_crc=value["head_crc"],
-            places=tuple((PageOffsets(a, b), PageOffsets(c, d)) for a, b, c, d in value["places"]),
+            page_offsets=tuple((PageOffsets(a, b), PageOffsets(c, d)) for a, b, c, d in value["places"]),
         )
 
 

@@ -85,7 +85,7 @@ def write_rows(
         n_bytes=sink.n_bytes,
         checksum=f"crc32:{sink.crc:08x}",
         head_crc=sink.crc if sink.head_crc is None else sink.head_crc,
-        places=_offsets_of(written[0], sink.offsets),
+        page_offsets=_offsets_of(written[0], sink.offsets),
     )
 
 

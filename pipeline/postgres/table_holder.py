@@ -192,7 +192,7 @@ class TableHolder:
                         self._again(observer, now)
                     bounds = bounds.knowing(checkpoint)
                     if wait_for_writers and self._wal_end is not _REPLAYED:
-                        bounds = replace(bounds, writers_upto=bounds.place)
+                        bounds = replace(bounds, writers_upto=bounds.snapshot_lsn)
                     held = HeldSnapshot(
                         name, bounds, measured(observer, now), observer.info.server_version >= PG14
                     )
@@ -587,7 +587,7 @@ def _take(
     xmin, xmax, xip = snapshot.split(":")
     bounds = SnapshotBounds(
         # Both positions are where a commit may begin (``pipeline.snapshot.bounds``).
-        place=locked_lsn.minus(2),
+        snapshot_lsn=locked_lsn.minus(2),
         valid_from=Lsn.parse(after).before,
         xmin=int(xmin),
         xmax=int(xmax),

@@ -178,20 +178,20 @@ def snapshot_rows(
     columns: Sequence[pa.Array],
     text: pa.Array,
     *,
-    place: int,
+    snapshot_lsn: int,
     taken_at_us: int,
     first_seq: int,
 ) -> pa.RecordBatch:
     """Rows of a table's snapshot in the contract's layout. ``columns`` and ``text`` are shared, not copied.
 
-    ``place`` and ``taken_at_us`` stand where a change has its commit's LSN and timestamp.
+    ``snapshot_lsn`` and ``taken_at_us`` stand where a change has its commit's LSN and timestamp.
     """
     n = len(text)
     return pa.RecordBatch.from_arrays(
         [
             *columns,
             constant(SNAPSHOT, n, pa.string()),
-            constant(place, n, pa.int64()),
+            constant(snapshot_lsn, n, pa.int64()),
             constant(taken_at_us, n, _TIMESTAMP),
             pa.nulls(n, pa.int64()),
             pa.array(np.arange(first_seq, first_seq + n, dtype=np.int64)),

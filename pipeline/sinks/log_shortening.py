@@ -100,9 +100,13 @@ class _Folded:
 
     def holds(self, writer: ShortenedTable, plan: _Plan) -> bool:
         """Whether it still is the table's state, and a start that the cut may rely on."""
-        lsn, place = self.fold.lsn, self.fold.place
-        folded = [with_fold(each, lsn) if each.place == place else each for each in plan.stretches]
-        is_start = any(each.place == place and each.first <= lsn <= each.last for each in plan.stretches)
+        lsn, snapshot_lsn = self.fold.lsn, self.fold.snapshot_lsn
+        folded = [
+            with_fold(each, lsn) if each.snapshot_lsn == snapshot_lsn else each for each in plan.stretches
+        ]
+        is_start = any(
+            each.snapshot_lsn == snapshot_lsn and each.first <= lsn <= each.last for each in plan.stretches
+        )
         is_same = writer.watermark(ERASURES) == self.n_erasures
         return is_same and is_start and lsn <= plan.upto and cut_for(lsn, folded) == lsn
 
@@ -282,7 +286,9 @@ class LogShortening:
         needed = [*consumed.values(), *([] if base is None else [base])]
         there = list(lines)
         while True:
-            stretches = stretches_of(generations, [(line.place, line.lsn) for line in there], known_fold)
+            stretches = stretches_of(
+                generations, [(line.snapshot_lsn, line.lsn) for line in there], known_fold
+            )
             missing = self._missing_base(wanted, stretches, there)
             if missing is None:
                 cut = cut_for(wanted, stretches, needed)
@@ -315,7 +321,7 @@ class LogShortening:
             self._tell(name, "", reason)
             return None
         reach("log_folded")
-        fold = LogFold(stretch.place, lsn, sum(file.n_rows for file in files))
+        fold = LogFold(stretch.snapshot_lsn, lsn, sum(file.n_rows for file in files))
         return _Folded(fold, directory, files, n_erasures)
 
     def _discard(self, key: str, name: str, directory: str) -> None:
@@ -359,9 +365,9 @@ class LogShortening:
         self, wanted: int, stretches: list[Stretch], lines: list[ManifestLine]
     ) -> ManifestLine | None:
         """A line that the cut would rely on, and whose base table is gone."""
-        relied = {(stretch.place, start.needs) for stretch, start in best_starts(wanted, stretches)}
+        relied = {(stretch.snapshot_lsn, start.needs) for stretch, start in best_starts(wanted, stretches)}
         for line in lines:
-            if (line.place, line.lsn) in relied and not self._root.has_base(line):
+            if (line.snapshot_lsn, line.lsn) in relied and not self._root.has_base(line):
                 return line
         return None
 
@@ -370,8 +376,8 @@ class LogShortening:
 
     def _knows_its_snapshot(self, writer: ShortenedTable, generations: list[TableGeneration]) -> bool:
         """Whether the snapshot whose rows were committed last has its line."""
-        place = writer.watermark(f"{self._slot}/snapshot")
-        return not place or any(int(each.bounds.place) == place for each in generations)
+        snapshot_lsn = writer.watermark(f"{self._slot}/snapshot")
+        return not snapshot_lsn or any(int(each.bounds.snapshot_lsn) == snapshot_lsn for each in generations)
 
     def _shorten_transactions(self, cut: int) -> None:
         """``cut``: the lowest of all tables."""

@@ -6,11 +6,11 @@ sees is decided by transaction ids (``pg_current_snapshot()``): it sees those th
 are the ones below ``xmax`` and not in ``xip``. ``valid_from`` is read after the snapshot, so a commit above it is not
 contained, whatever its id.
 
-No commit has ``place`` or ``valid_from`` as its LSN. A server tells where its next record *begins*, and that may be the
-COMMIT of a transaction that is open: whoever says that all is known up to there says it of that commit, too. So
-``valid_from`` is one byte before where the WAL ended after the snapshot, and ``place`` two bytes before where it ended
-when the table was locked, because the two may be the same. Records begin at multiples of 8, so ``Lsn.next_record`` of
-either is that position again.
+No commit has ``snapshot_lsn`` or ``valid_from`` as its LSN. A server tells where its next record *begins*, and that may
+be the COMMIT of a transaction that is open: whoever says that all is known up to there says it of that commit, too. So
+``valid_from`` is one byte before where the WAL ended after the snapshot, and ``snapshot_lsn`` two bytes before where it
+ended when the table was locked, because the two may be the same. Records begin at multiples of 8, so
+``Lsn.next_record`` of either is that position again.
 
 The xid on the wire has 32 bits, ``xmin``, ``xmax`` and ``xip`` have 64 (``FullTransactionId``). All xids that are in
 use lie within 2**31 of one another, so ``xmax`` says which epoch a wire's xid belongs to. That is true of transactions
@@ -35,12 +35,12 @@ may be committed first, and know of a checkpoint that is older than both. The wi
 it. The slot's ``restart_lsn``: it moves past such commits.)
 
 - Of one table more can be known. Where the snapshot waited for the table's writers, it has all changes of the table
-  that committed below ``place``. A writer holds its lock until others see its commit. So at the moment when the WAL
-  ended there, it held it still, and was waited for, or its commit was to be seen (``postgres.table_holder``). Of other
-  tables that says nothing, so no later snapshot takes it over (``whole_upto``).
+  that committed below ``snapshot_lsn``. A writer holds its lock until others see its commit. So at the moment when the
+  WAL ended there, it held it still, and was waited for, or its commit was to be seen (``postgres.table_holder``). Of
+  other tables that says nothing, so no later snapshot takes it over (``whole_upto``).
 
-An example. A table is locked when the WAL ends at 0/5008 (``place`` is 0/5006). The snapshot is taken with xmin 740,
-xmax 760 and xip 740 and 752, and then the WAL ends at 0/5200 (``valid_from`` is 0/51FF)::
+An example. A table is locked when the WAL ends at 0/5008 (``snapshot_lsn`` is 0/5006). The snapshot is taken with xmin
+740, xmax 760 and xip 740 and 752, and then the WAL ends at 0/5200 (``valid_from`` is 0/51FF)::
 
     xid  commit_lsn  contained?
     735  0/4F00      yes: below xmin, it had ended
@@ -80,12 +80,12 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class SnapshotBounds:
-    """``place``: the ``_commit_lsn`` of the snapshot's rows, which no commit has. ``valid_from``: from here on the
-    table's state is known; no commit has it either. ``xmin``, ``xmax``, ``xip`` (ascending) have 64 bits.
+    """``snapshot_lsn``: the ``_commit_lsn`` of the snapshot's rows, which no commit has. ``valid_from``: from here on
+    the table's state is known; no commit has it either. ``xmin``, ``xmax``, ``xip`` (ascending) have 64 bits.
     ``taken_at_us``: Unix epoch, UTC. ``contained_upto``: all that committed up to this LSN is contained; 0/0 where none
     is known. ``writers_upto``: the same of the snapshot's own table alone."""
 
-    place: Lsn
+    snapshot_lsn: Lsn
     valid_from: Lsn
     xmin: int
     xmax: int
@@ -95,8 +95,8 @@ class SnapshotBounds:
     writers_upto: Lsn = INVALID_LSN
 
     def __post_init__(self) -> None:
-        if not self.place < self.valid_from:
-            raise UsageError(f"a snapshot at {self.place} cannot be valid from {self.valid_from}")
+        if not self.snapshot_lsn < self.valid_from:
+            raise UsageError(f"a snapshot at {self.snapshot_lsn} cannot be valid from {self.valid_from}")
         if self.whole_upto > self.valid_from:
             raise UsageError(f"a snapshot valid from {self.valid_from} cannot contain {self.whole_upto}")
         if not self.xmin <= self.xmax or any(not self.xmin <= xid < self.xmax for xid in self.xip):

@@ -54,7 +54,7 @@ class Generation:
         return {
             "relation": self.relation.to_json(),
             "number": self.number,
-            "place": str(bounds.place),
+            "place": str(bounds.snapshot_lsn),
             "valid_from": str(bounds.valid_from),
             "xmin": bounds.xmin,
             "xmax": bounds.xmax,

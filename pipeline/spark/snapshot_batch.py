@@ -68,11 +68,11 @@ class SnapshotBatch(SparkBatch):
 
     @property
     def first_commit_lsn(self) -> Lsn:
-        return self._generation.bounds.place
+        return self._generation.bounds.snapshot_lsn
 
     @property
     def last_commit_lsn(self) -> Lsn:
-        return self._generation.bounds.place
+        return self._generation.bounds.snapshot_lsn
 
     @property
     def number(self) -> int:

@@ -200,7 +200,7 @@ def test_the_contracts_columns_say_where_a_row_comes_from(database: Database, tm
         (f.name, f.type) for f in CONTRACT_FIELDS
     ]
     assert set(copied.column("_change_type").to_pylist()) == {"snapshot"}
-    assert set(copied.column("_commit_lsn").to_pylist()) == {BOUNDS.place}
+    assert set(copied.column("_commit_lsn").to_pylist()) == {BOUNDS.snapshot_lsn}
     assert {t.timestamp() for t in copied.column("_commit_timestamp").to_pylist()} == {1_700_000_000}
     assert copied.column("_xid").null_count == copied.column("_unchanged").null_count == 1000
     seqs = copied.column("_seq").to_pylist()
@@ -208,7 +208,9 @@ def test_the_contracts_columns_say_where_a_row_comes_from(database: Database, tm
     for number in range(n_ranges):
         own = [seq & 0xFFFFFFFF for seq in seqs if seq >> 32 == number]
         assert own == list(range(len(own)))
-    assert {(f.min_commit_lsn, f.max_commit_lsn) for f in snapshot.files} == {(BOUNDS.place, BOUNDS.place)}
+    assert {(f.min_commit_lsn, f.max_commit_lsn) for f in snapshot.files} == {
+        (BOUNDS.snapshot_lsn, BOUNDS.snapshot_lsn)
+    }
 
 
 def test_large_toast_values_come_whole(database: Database, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_reader_sees_what_was_there_and_nothing_that_came_later(
     table.execute("INSERT INTO t VALUES (2000, 'later')")
     assert len(rows_in(table, held)) == 1000
     assert held.by_range and held.source.leaves[0].n_pages > 0
-    assert held.bounds.place < held.bounds.valid_from
+    assert held.bounds.snapshot_lsn < held.bounds.valid_from
     wait_until(lambda: holder.flushed_past(held.bounds.valid_from))
     holder.release(held.source.relation.relid)
 
@@ -285,7 +285,7 @@ def test_of_the_transactions_that_begin_while_a_snapshot_waits_it_contains_those
         "2003": False,
         "2004": False,
     }
-    assert held.bounds.place < stream["2002"].commit_lsn <= held.bounds.valid_from
+    assert held.bounds.snapshot_lsn < stream["2002"].commit_lsn <= held.bounds.valid_from
 
 
 def test_a_writer_of_a_partition_that_never_touched_the_root_is_waited_for(
@@ -360,7 +360,7 @@ def test_a_transaction_that_commits_right_behind_a_snapshot_does_so_behind_where
         writer.execute("COMMIT")
     stream = transactions_by_row(table)
     assert not contained(held, stream["2001"])
-    assert held.bounds.place < held.bounds.valid_from < stream["2001"].commit_lsn
+    assert held.bounds.snapshot_lsn < held.bounds.valid_from < stream["2001"].commit_lsn
     assert held.bounds.valid_from.next_record <= Lsn.parse(ended) <= stream["2001"].commit_lsn
 
 
@@ -522,7 +522,7 @@ def test_the_snapshot_behind_a_park_waits_for_a_commit_that_waits_for_a_synchron
         set_standby(database, "")
         waiting.join(60)
         held = holding.result()
-        assert rows_in(database, held) == [(1, "waits")] and not park.spoils(held.bounds.place)
+        assert rows_in(database, held) == [(1, "waits")] and not park.spoils(held.bounds.snapshot_lsn)
         holder.close()
 
 
@@ -550,8 +550,8 @@ def test_a_snapshot_behind_another_has_a_higher_place_though_nothing_was_written
     for _ in range(5):
         held = holder.hold(source, wait_for_writers=False, behind=place)
         holder.release(source.relation.relid)
-        assert held.bounds.place > place
-        place = held.bounds.place
+        assert held.bounds.snapshot_lsn > place
+        place = held.bounds.snapshot_lsn
 
 
 def test_a_snapshot_that_is_older_than_a_rewrite_reads_no_rows_and_is_refused(table: Database) -> None:
@@ -702,12 +702,12 @@ def test_small_tables_are_held_by_one_session_under_one_snapshot_until_the_last_
     assert holder.confirm_together([*first, last], bounds.valid_from) == [last]
     holder.release(last)
     wait_until(lambda: holding_sessions(small) == 0)
-    place = bounds.place
+    place = bounds.snapshot_lsn
     for _ in range(3):  # nothing is written in between
         again = holder.hold_together(survey(small.connection, ["p"]), behind=place)
         holder.release(*again)
-        assert len(again) == 5 and all(each.bounds.place > place for each in again.values())
-        place = next(iter(again.values())).bounds.place
+        assert len(again) == 5 and all(each.bounds.snapshot_lsn > place for each in again.values())
+        place = next(iter(again.values())).bounds.snapshot_lsn
 
 
 def test_a_table_that_somebody_has_locked_or_waits_to_lock_is_left_out_and_the_others_are_held_at_once(

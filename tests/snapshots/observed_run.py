@@ -23,7 +23,7 @@ def observe(path: str, range_bytes: int) -> None:
     lock, read = threading.Lock(), SnapshotActors.read
 
     def note(what: str, task: Any, bounds: Any, rows: int = 0) -> None:
-        line = {"what": what, "table": task.source.relation.table, "place": int(bounds.place)}
+        line = {"what": what, "table": task.source.relation.table, "place": int(bounds.snapshot_lsn)}
         with lock, open(path, "a") as file:
             file.write(json.dumps({**line, "number": task.range.number, "rows": rows}) + "\n")
 

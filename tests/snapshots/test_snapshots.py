@@ -55,8 +55,8 @@ def test_a_run_with_killed_parts_folds_to_the_twin_at_every_commit(
 def test_what_is_read_again_is_the_cost_of_the_kill_before(tmp_path: Path) -> None:
     log = RangeLog(tmp_path / "log")
 
-    def note(what: str, number: int, place: int, rows: int = 0) -> None:
-        line = {"what": what, "table": "t", "place": place, "number": number, "rows": rows}
+    def note(what: str, number: int, snapshot_lsn: int, rows: int = 0) -> None:
+        line = {"what": what, "table": "t", "place": snapshot_lsn, "number": number, "rows": rows}
         with log.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 

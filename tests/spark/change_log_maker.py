@@ -76,21 +76,26 @@ class LogMaker:
 
     def snapshot(self, relation: RelationVersion, rows: Sequence[Row]) -> None:
         """What the table holds now, as the first or the next generation. All transactions so far are contained."""
-        place, self.lsn = self.lsn + 1, self.lsn + 3
+        snapshot_lsn, self.lsn = self.lsn + 1, self.lsn + 3
         number = self._numbers[relation.name] = self._numbers.get(relation.name, 0) + 1
         bounds = SnapshotBounds(
-            Lsn(place), Lsn(place + 1), self.lsn * 10, self.lsn * 10, (), 1_700_000_000_000_000
+            Lsn(snapshot_lsn), Lsn(snapshot_lsn + 1), self.lsn * 10, self.lsn * 10, (), 1_700_000_000_000_000
         )
         columns = [pa.array([row[f.name] for row in rows], f.type) for f in relation.arrow_fields]
         text = pa.nulls(len(rows), pa.map_(pa.string(), pa.string()))
         for log in [sink.snapshot_log() for sink in self.sinks]:
-            target = log.target(relation, bounds.place)
+            target = log.target(relation, bounds.snapshot_lsn)
             files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
             if rows:
                 files.write(
                     target.conform(
                         snapshot_rows(
-                            relation, columns, text, place=place, taken_at_us=bounds.taken_at_us, first_seq=0
+                            relation,
+                            columns,
+                            text,
+                            snapshot_lsn=snapshot_lsn,
+                            taken_at_us=bounds.taken_at_us,
+                            first_seq=0,
                         )
                     )
                 )

@@ -38,10 +38,10 @@ def maker(tmp_path: Path, spark: Any, make_batch: Any) -> LogMaker:
 
 def carrying(maker: LogMaker, where: str, *unseen_xids: int, number: int = 1) -> Carrying:
     """At a snapshot after all that was committed, which does not see some of it."""
-    place, maker.lsn = maker.lsn + 1, maker.lsn + 3
+    snapshot_lsn, maker.lsn = maker.lsn + 1, maker.lsn + 3
     xmax = maker.lsn * 10
     xmin = min(unseen_xids, default=xmax)
-    bounds = SnapshotBounds(Lsn(place), Lsn(place + 1), xmin, xmax, unseen_xids, TAKEN_AT_US)
+    bounds = SnapshotBounds(Lsn(snapshot_lsn), Lsn(snapshot_lsn + 1), xmin, xmax, unseen_xids, TAKEN_AT_US)
     only = bound(parse_key_filter(where), ORDERS, ORDERS.key)
     return Carrying(ORDERS, number, bounds, only, 1 << 32)
 
@@ -57,7 +57,7 @@ def test_the_rows_outside_of_the_range_as_the_snapshot_sees_them_are_stored_as_a
     maker.tables["public.orders"].pop()
     unseen = maker.commit((ORDERS, [{**row(5, "unseen"), "_change": UPDATE_POSTIMAGE}])) * 10
     wanted = carrying(maker, "id between 10 and 12345", unseen)
-    target = log.target(ORDERS, wanted.bounds.place)
+    target = log.target(ORDERS, wanted.bounds.snapshot_lsn)
     assert log.carry(wanted, target) is None, "the log does not answer there yet"
     log.reach(wanted.bounds.valid_from)
     log.prove(wanted.bounds.valid_from)
@@ -69,7 +69,7 @@ def test_the_rows_outside_of_the_range_as_the_snapshot_sees_them_are_stored_as_a
     stored = [
         each
         for each in DeltaTable(str(maker.path / "public.orders")).to_pyarrow_table().to_pylist()
-        if each["_commit_lsn"] == wanted.bounds.place
+        if each["_commit_lsn"] == wanted.bounds.snapshot_lsn
     ]
     assert {(each["_change_type"], each["_xid"], each["_unchanged"]) for each in stored} == {
         ("snapshot", None, None)
@@ -87,7 +87,7 @@ def test_the_rows_outside_of_the_range_as_the_snapshot_sees_them_are_stored_as_a
 def test_what_was_to_be_repaired_and_does_not_stand_any_more_is_carried_nowhere(maker: LogMaker) -> None:
     log = maker.sink.snapshot_log()
     wanted = carrying(maker, "id = 1", number=7)
-    target = log.target(ORDERS, wanted.bounds.place)
+    target = log.target(ORDERS, wanted.bounds.snapshot_lsn)
     log.reach(wanted.bounds.valid_from)
     log.prove(wanted.bounds.valid_from)
     with pytest.raises(PreconditionMissing, match=r"generation 7 of table public\.orders, does not stand"):

@@ -77,10 +77,10 @@ class Root:
     ) -> None:
         """A snapshot, as its readers and the log of snapshots write it."""
         log = self.sink(slot).snapshot_log()
-        target = log.target(relation, bounds.place)
+        target = log.target(relation, bounds.snapshot_lsn)
         files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
         rows = [
-            {**row, "_change_type": "snapshot", "_commit_lsn": int(bounds.place), "_seq": i}
+            {**row, "_change_type": "snapshot", "_commit_lsn": int(bounds.snapshot_lsn), "_seq": i}
             for i, row in enumerate(rows)
         ]
         files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))

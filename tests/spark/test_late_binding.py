@@ -31,7 +31,7 @@ def test_a_filled_file_of_every_type_is_right_in_spark(spark: Any, tmp_path: Pat
     wanted = released(table, made)
     path = tmp_path / "rows.parquet"
     file = write(path, table, made, row_group_bytes=20_000)
-    assert len(file.places) > 1
+    assert len(file.page_offsets) > 1
     fill(path, file, COMMIT, name="s")
     frame = read(spark, path, wanted.schema)
     filtered = frame.where(f"_commit_lsn = {COMMIT.commit_lsn}").orderBy("_seq")
@@ -49,7 +49,7 @@ def test_the_sum_of_a_filled_page_is_verified_by_spark(spark: Any, tmp_path: Pat
     frame = read(spark, path, released(SIMPLE, made).schema)
     assert [tuple(row) for row in frame.selectExpr("_commit_lsn").distinct().collect()] == [(short,)]
     content = bytearray(path.read_bytes())
-    content[file.places[0][0].value] ^= 1
+    content[file.page_offsets[0][0].value] ^= 1
     path.with_name("damaged.parquet").write_bytes(bytes(content))
     with pytest.raises(Exception, match=r"(?i)crc"):
         read(spark, path.with_name("damaged.parquet"), released(SIMPLE, made).schema).collect()

@@ -87,9 +87,11 @@ def by_the_rule(lines: list[dict[str, Any]]) -> Counter[Row]:
         generation = generation_at(TABLE, generations_of(lines).get(TABLE, []), Lsn(NEWEST))
     except PreconditionMissing:
         return Counter()
-    bounds = bounds_of(next(each for each in lines if each["place"] == generation.bounds.place))
+    bounds = bounds_of(next(each for each in lines if each["place"] == generation.bounds.snapshot_lsn))
     log = [{**row, "_unchanged": None} for row in rows_of_log()]
-    before = [row for row in log if row["_change_type"] == "snapshot" and row["_commit_lsn"] == bounds.place]
+    before = [
+        row for row in log if row["_change_type"] == "snapshot" and row["_commit_lsn"] == bounds.snapshot_lsn
+    ]
     changes = (row for row in log if row["_change_type"] != "snapshot")
     behind = (row for row in changes if not bounds.contains(Xid(row["_xid"]), Lsn(row["_commit_lsn"])))
     return folded(["id", "n"], ["id"], before, behind)

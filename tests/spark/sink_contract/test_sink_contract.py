@@ -187,15 +187,15 @@ def test_a_column_that_is_added_in_the_middle_of_a_batch_is_null_before(
 
 def written(tables: SnapshotTables, described: RelationVersion, *ids: int) -> list[WrittenFile]:
     """Rows of a snapshot, as readers write them."""
-    target = tables.target(described, BOUNDS.place)
+    target = tables.target(described, BOUNDS.snapshot_lsn)
     files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
-    place = {"_change_type": "snapshot", "_commit_lsn": int(BOUNDS.place)}
+    place = {"_change_type": "snapshot", "_commit_lsn": int(BOUNDS.snapshot_lsn)}
     made = [{**row, **place, "_seq": seq} for seq, row in enumerate(rows(*ids))]
     files.write(target.conform(pa.RecordBatch.from_pylist(made, schema=contract_schema(described))))
     return files.close()
 
 
-SNAPSHOT = [(int(BOUNDS.place), seq, "snapshot", seq + 1, f"row {seq + 1}") for seq in range(2)]
+SNAPSHOT = [(int(BOUNDS.snapshot_lsn), seq, "snapshot", seq + 1, f"row {seq + 1}") for seq in range(2)]
 
 
 def test_the_rows_from_before_are_in_the_sink_once_by_the_way_that_its_kind_names(
@@ -212,7 +212,12 @@ def test_the_rows_from_before_are_in_the_sink_once_by_the_way_that_its_kind_name
         later = tried.next_run().snapshot_log()
         assert later.commit(GENERATION, None)
         (line,) = later.lines(True)
-        assert (line.table, line.number, line.place, line.is_ours) == ("public.a", 1, BOUNDS.place, True)
+        assert (line.table, line.number, line.snapshot_lsn, line.is_ours) == (
+            "public.a",
+            1,
+            BOUNDS.snapshot_lsn,
+            True,
+        )
         later.end(line, "the table was rewritten")
         assert [each.state for each in later.lines(True)] == [GenerationState.ENDED]
         with pytest.raises(Superseded):
@@ -220,7 +225,7 @@ def test_the_rows_from_before_are_in_the_sink_once_by_the_way_that_its_kind_name
     else:
         assert kind.snapshots is Snapshots.FIRST
         path = tmp_path / "snapshot.parquet"
-        place = {"_change_type": "snapshot", "_commit_lsn": int(BOUNDS.place)}
+        place = {"_change_type": "snapshot", "_commit_lsn": int(BOUNDS.snapshot_lsn)}
         made = [{**row, **place, "_seq": seq} for seq, row in enumerate(rows(1, 2))]
         pq.write_table(pa.Table.from_pylist(made, contract_schema(A)), path)
         sink.write_snapshot(SnapshotBatch(tried.spark, GENERATION, [f"file://{path}"], 0))

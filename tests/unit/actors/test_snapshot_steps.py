@@ -180,7 +180,7 @@ def test_a_snapshot_that_does_not_know_of_what_its_log_was_cut_is_taken_behind_t
 ) -> None:
     """A transaction that is open from before the last checkpoint: the sink refused each snapshot, when it was read."""
     bounds = dataclasses.replace(BOUNDS, xmin=100)
-    behind = dataclasses.replace(bounds, writers_upto=bounds.place)
+    behind = dataclasses.replace(bounds, writers_upto=bounds.snapshot_lsn)
     tables = Shortened(cut)
     asked = holds_asked_for(tmp_path, monkeypatch, tables, bounds, behind, waits=waits)
     assert asked == waited and behind.whole_upto >= tables.cut

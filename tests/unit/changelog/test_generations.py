@@ -13,13 +13,13 @@ from xidstream.pipeline.pg import Lsn
 
 
 def line(
-    number: int, place: int, valid_from: int, reason: str | None = None, until: int | None = None
+    number: int, snapshot_lsn: int, valid_from: int, reason: str | None = None, until: int | None = None
 ) -> dict[str, Any]:
     return {
         "table": "public.t",
         "relid": 16384,
         "generation": number,
-        "place": place,
+        "place": snapshot_lsn,
         "valid_from": valid_from,
         "xmin": 700,
         "xmax": 710,

@@ -29,7 +29,7 @@ HOUR = datetime.timedelta(hours=1)
 
 
 def line(lsn: int, table: str = "public.a", *, at: datetime.datetime = NOON, **more: object) -> ManifestLine:
-    values = {"slot": SLOT, "directory": table, "generation": 1, "place": 99, "version": lsn // 10, **more}
+    values = {"slot": SLOT, "directory": table, "generation": 1, "snapshot_lsn": 99, "version": lsn // 10, **more}
     return ManifestLine(lsn=lsn, refreshed_at=at, table=table, **values)  # type: ignore[arg-type]
 
 
@@ -148,10 +148,10 @@ def test_two_mirrors_that_merge_the_same_files_name_each_line_once(
     assert n_files(root) < 4
 
 
-def brought(table: DeltaTable, path: Path, lsn: int, place: int = 99) -> None:
+def brought(table: DeltaTable, path: Path, lsn: int, snapshot_lsn: int = 99) -> None:
     """Commit a file of one row to a base table, as a mirror does."""
     action = AddAction(path.name, os.path.getsize(path), {}, 0, True, '{"numRecords": 1}')
-    marks = [Transaction(f"mirror/{SLOT}", lsn), Transaction(f"mirror/{SLOT}/place", place)]
+    marks = [Transaction(f"mirror/{SLOT}", lsn), Transaction(f"mirror/{SLOT}/place", snapshot_lsn)]
     properties = CommitProperties(app_transactions=marks)
     table.create_write_transaction([action], "append", table.schema(), commit_properties=properties)
     table.update_incremental()
@@ -193,13 +193,13 @@ def test_the_base_of_a_generation_is_found_with_the_files_of_its_version(
     writer.append([line(10, version=1)])
     writer.append([line(20, version=2)])
 
-    def found(lsn: int, generation: int = 1, place: int | None = None) -> tuple[int, list[str]] | None:
-        base = base_at(DeltaBases(root), SLOT, "public.a", generation, lsn, place)
+    def found(lsn: int, generation: int = 1, snapshot_lsn: int | None = None) -> tuple[int, list[str]] | None:
+        base = base_at(DeltaBases(root), SLOT, "public.a", generation, lsn, snapshot_lsn)
         return None if base is None else (base.lsn, sorted(os.path.basename(file) for file in base.at.files))
 
     assert found(19) == (10, ["one"])
-    assert found(20) == found(500, place=99) == (20, ["one", "two"])
-    assert found(9) is None and found(20, generation=2) is None and found(20, place=98) is None
+    assert found(20) == found(500, snapshot_lsn=99) == (20, ["one", "two"])
+    assert found(9) is None and found(20, generation=2) is None and found(20, snapshot_lsn=98) is None
     for lsn in range(30, 30 + MANY):
         writer.append([line(lsn, version=2)])
     assert n_files(root) < MANY

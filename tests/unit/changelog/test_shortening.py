@@ -117,20 +117,24 @@ def test_no_fold_is_made_where_it_would_free_nothing_more() -> None:
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[list[Stretch], list[int]]:
     """The stretches of a table with LSNs below 60, and the commits that have rows of it."""
-    generations, at, places = [], 2, []
+    generations, at, snapshot_lsns = [], 2, []
     for number in range(draw(st.integers(0, 3))):
         at += draw(st.integers(2, 15))
         at += at % 8 in (5, 6)  # a place is none of a fold's
         needs = draw(st.integers(0, at))
         until = draw(st.one_of(st.none(), st.integers(0, 60)))
         generations.append(generation(number, at, needs, until))
-        places.append(at - 1)
+        snapshot_lsns.append(at - 1)
     bases = (
-        draw(st.lists(st.tuples(st.sampled_from(places), st.integers(1, 60)), max_size=4)) if places else []
+        draw(st.lists(st.tuples(st.sampled_from(snapshot_lsns), st.integers(1, 60)), max_size=4))
+        if snapshot_lsns
+        else []
     )
     commits = draw(
         st.lists(
-            st.integers(1, 60).filter(lambda n: n not in places and n % 8 != 5), unique=True, max_size=25
+            st.integers(1, 60).filter(lambda n: n not in snapshot_lsns and n % 8 != 5),
+            unique=True,
+            max_size=25,
         )
     )
     return stretches_of(generations, bases), sorted(commits)
@@ -147,7 +151,7 @@ def readable(
     for stretch in stretches:
         if stretch.first <= lsn <= stretch.last:
             for i, start in enumerate(stretch.starts):
-                is_there = i > 0 or stretch.place in there
+                is_there = i > 0 or stretch.snapshot_lsn in there
                 if start.needs in folds:
                     is_there = start.needs in there
                 needed = {n for n in changes if start.needs < n <= lsn}
@@ -175,7 +179,10 @@ def test_cuts_one_after_the_other_keep_every_state_and_change_that_was_promised(
         n = data.draw(st.integers(1, 4))
         part, rest = rest[:n], rest[n:]
         files.append((LogFile(str(part[0]), 1, part[0], part[-1]), set(part)))
-    files += [(LogFile(f"s{s.place}", 1, s.place, s.place), {s.place}) for s in stretches]
+    files += [
+        (LogFile(f"s{s.snapshot_lsn}", 1, s.snapshot_lsn, s.snapshot_lsn), {s.snapshot_lsn})
+        for s in stretches
+    ]
     everything = {lsn for _, rows in files for lsn in rows}
     told, fold = 0, 0
     folds: frozenset[int] = frozenset()

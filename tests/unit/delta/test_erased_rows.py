@@ -73,12 +73,15 @@ class Table:
         last = max(row["_commit_lsn"] for row in rows)
         self.writer.commit(self.written(list(rows)), {SLOT: last}, marks={f"{SLOT}/owner": 3}, merges=False)
 
-    def snapshot(self, rows: list[dict[str, Any]], place: int = PLACE) -> None:
+    def snapshot(self, rows: list[dict[str, Any]], snapshot_lsn: int = PLACE) -> None:
         told = [
-            {**row, "_change_type": "snapshot", "_commit_lsn": place, "_seq": i} for i, row in enumerate(rows)
+            {**row, "_change_type": "snapshot", "_commit_lsn": snapshot_lsn, "_seq": i}
+            for i, row in enumerate(rows)
         ]
         files = self.written(told, "snapshot")
-        self.writer.commit(files, {f"{SLOT}/snapshot": place}, marks={f"{SLOT}/owner": 3}, merges=False)
+        self.writer.commit(
+            files, {f"{SLOT}/snapshot": snapshot_lsn}, marks={f"{SLOT}/owner": 3}, merges=False
+        )
 
     def erase(self, *keys: str, upto: int = 10**6) -> Erased:
         return erase_rows(self.location, LABEL, SLOT, parse_keys(keys), upto)
@@ -205,11 +208,11 @@ def test_only_files_with_such_rows_are_written_anew_and_keep_the_ranges_of_the_r
 
 def test_a_snapshots_rows_are_counted_and_its_file_stays_one(table: Table) -> None:
     table.snapshot([{"id": i} for i in range(5)])
-    table.snapshot([{"id": i} for i in range(5)], place=2000)
+    table.snapshot([{"id": i} for i in range(5)], snapshot_lsn=2000)
     table.erase("id in (1, 2)")
     table.erase("id = 3")
     found = DeltaTable(table.location.uri)
-    assert [found.transaction_version(erased_id(place)) for place in (PLACE, 2000)] == [3, 3]
+    assert [found.transaction_version(erased_id(snapshot_lsn)) for snapshot_lsn in (PLACE, 2000)] == [3, 3]
     assert all(each["path"].startswith("snapshot-") for each in listed(table.location))
 
 

@@ -526,10 +526,12 @@ def test_the_lines_of_snapshots_have_the_upkeep_of_the_batches_tables(
     n = MANY + 20
 
     def take(log: SnapshotLog, number: int) -> None:
-        place = 98 + number
-        bounds = dataclasses.replace(generation_of(1).bounds, place=Lsn(place), valid_from=Lsn(place + 1))
+        snapshot_lsn = 98 + number
+        bounds = dataclasses.replace(
+            generation_of(1).bounds, snapshot_lsn=Lsn(snapshot_lsn), valid_from=Lsn(snapshot_lsn + 1)
+        )
         generation = dataclasses.replace(generation_of(1), number=number, bounds=bounds)
-        assert log.commit(generation, snapshot_of(log, range(1), place=place))
+        assert log.commit(generation, snapshot_of(log, range(1), snapshot_lsn=snapshot_lsn))
 
     take(before, 1)
     snapshots = root.child("_snapshots")

@@ -68,7 +68,7 @@ class Root:
         write_progress(self.storage, LAYOUT, Lsn(delivered))
 
     @property
-    def places(self) -> SlotStores:
+    def stores(self) -> SlotStores:
         return SlotStores(LogFrames(str(self.folder / "delta")), self.storage, LAYOUT)
 
     def asked(self, id_: str = "t-1") -> ErasureRecord:
@@ -77,7 +77,7 @@ class Root:
     def erase(
         self, key: str = "id = 1", id_: str = "t-1", settings: ErasureSettings = SETTINGS
     ) -> ErasureRecord:
-        return erase(self.places, LABEL, parse_keys([key]), self.asked(id_), settings)
+        return erase(self.stores, LABEL, parse_keys([key]), self.asked(id_), settings)
 
     def state(self) -> Any:
         """All that matters of what is left."""
@@ -137,7 +137,7 @@ def test_readers_that_came_before_can_finish_and_at_once_nothing_is_left(root: R
     before = DeltaTable(root.table.location.uri)
     done = root.erase()
     assert sorted(before.to_pyarrow_table()["id"].to_pylist()) == [1, 1, 1, 2, 3, 4]
-    assert look(root.places, done) == done and root.ids_on_disk() == {1, 2, 3}
+    assert look(root.stores, done) == done and root.ids_on_disk() == {1, 2, 3}
     done = root.erase(settings=replace(SETTINGS, at_once=True))
     assert done.copies == () and done.finished_at is not None and root.ids_on_disk() == {2, 3}
     assert "no copy is left" in shown(done)
@@ -165,14 +165,14 @@ def test_an_erasure_is_finished_when_the_last_copy_is_gone(root: Root) -> None:
     assert sorted(copy.path for copy in done.copies) == sorted([journal, damaged, segment, batch])
     root.storage.delete([journal, damaged, batch])
     root.storage.write_bytes(LAYOUT.handed_rows_key(2), b"rows of a later batch")
-    assert [copy.path for copy in look(root.places, done).copies] == [segment]
+    assert [copy.path for copy in look(root.stores, done).copies] == [segment]
     # It was in work when the tables were erased from.
     in_work = journal_file(root, 6, UPTO - 1)
     assert [copy.path for copy in root.erase().copies] == [in_work, segment]
     root.storage.delete([segment, in_work])
-    looked = look(root.places, read_erasures(root.storage, LAYOUT)[0])
+    looked = look(root.stores, read_erasures(root.storage, LAYOUT)[0])
     assert looked.finished_at is not None and read_erasures(root.storage, LAYOUT) == [looked]
-    assert look(root.places, looked) == looked
+    assert look(root.stores, looked) == looked
 
 
 def test_files_that_no_commit_names_go_now_but_for_those_of_others(root: Root) -> None:
@@ -198,16 +198,16 @@ def test_what_was_in_work_and_has_its_file_later_is_waited_for_without_the_keys(
     merged = root.table.written([change("insert", 1015, id=1)], "data-merged")[0].path
     later = root.table.written([change("insert", UPTO + 1, id=1)], "data-batch")[0].path
     refresh = root.mirror.begin(4000, LABEL)
-    looked = look(root.places, done)
+    looked = look(root.stores, done)
     assert {copy.path for copy in looked.copies} == {
         merged,
         os.path.relpath(refresh.path, refresh.base.location.uri),
     }
     assert later not in {copy.path for copy in looked.copies} and looked.finished_at is None
     refresh.commit()
-    assert [copy.path for copy in look(root.places, looked).copies] == [merged]
+    assert [copy.path for copy in look(root.stores, looked).copies] == [merged]
     Path(root.table.location.uri, merged).unlink()
-    assert look(root.places, looked).finished_at is not None
+    assert look(root.stores, looked).finished_at is not None
 
 
 def test_nothing_is_changed_before_the_sink_has_all_up_to_the_lsn(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_an_erasure_keeps_its_keys_its_table_and_its_lsn(root: Root) -> None:
     root.table.writer.refresh()
     root.table.commit(change("insert", 4000, id=1))
     again = erase(
-        root.places,
+        root.stores,
         LABEL,
         parse_keys(["id = 1"]),
         replace(root.asked(), upto_lsn=Lsn(4500)),
@@ -239,14 +239,14 @@ def test_an_erasure_keeps_its_keys_its_table_and_its_lsn(root: Root) -> None:
     )
     assert (again.upto_lsn, again.n_behind) == (UPTO, 2)
     anew = replace(root.asked("t-2"), upto_lsn=Lsn(4500))
-    assert erase(root.places, LABEL, parse_keys(["id = 1"]), anew, SETTINGS).n_rows == 2
+    assert erase(root.stores, LABEL, parse_keys(["id = 1"]), anew, SETTINGS).n_rows == 2
 
 
 def test_what_is_wrong_is_told_before_anything_is_recorded(root: Root) -> None:
     for table, key in (("public.nobody", "id = 1"), (LABEL, "body = 'one'")):
         with pytest.raises(UsageError):
-            erase(root.places, table, parse_keys([key]), root.asked(), SETTINGS)
-    other = replace(root.places, layout=Layout(8, "orders", "e"))
+            erase(root.stores, table, parse_keys([key]), root.asked(), SETTINGS)
+    other = replace(root.stores, layout=Layout(8, "orders", "e"))
     with pytest.raises(PreconditionMissing, match="server 7"):
         erase(other, LABEL, parse_keys(["id = 1"]), root.asked(), SETTINGS)
     assert read_erasures(root.storage, LAYOUT) == []
@@ -397,10 +397,10 @@ def erase_from(
 ) -> list[str]:
     """What is told of states that go."""
     told: list[str] = []
-    places = SlotStores(made.log, Storage(str(folder / "storage")), LAYOUT)
+    stores = SlotStores(made.log, Storage(str(folder / "storage")), LAYOUT)
     asked = ErasureRecord(id_, "", 0, Lsn(upto), now(), "somebody@here", "asked for")
     settings = replace(SETTINGS, tell=told.append)
-    erase(places, test_log_shortening.TABLE, parse_keys([key]), asked, settings)
+    erase(stores, test_log_shortening.TABLE, parse_keys([key]), asked, settings)
     return [text for text in told if "older versions of the base table" in text]
 
 

@@ -85,7 +85,7 @@ class Erased:
         write_progress(self.storage, LAYOUT, Lsn(1 << 40))
 
     @property
-    def places(self) -> SlotStores:
+    def stores(self) -> SlotStores:
         return SlotStores(
             LogFrames(f"iceberg:{self.log.iceberg}".replace("iceberg:iceberg:", "iceberg:")),
             self.storage,
@@ -96,7 +96,7 @@ class Erased:
         self, key: str = "id = 3", settings: ErasureSettings = SETTINGS, id_: str = "t-1"
     ) -> ErasureRecord:
         asked = ErasureRecord(id_, "", 0, self.upto, now(), "somebody@here", "asked for")
-        return erase(self.places, LABEL, parse_keys([key]), asked, settings)
+        return erase(self.stores, LABEL, parse_keys([key]), asked, settings)
 
     def in_log(self) -> list[dict[str, Any]]:
         catalog = self.log.address.open(makes=False)
@@ -154,7 +154,7 @@ def test_no_row_is_left_in_the_log_and_the_base_table_and_all_other_rows_are_as_
     assert {copy.where for copy in done.copies} == {"log", "base table"} and "copies are left" in shown(done)
     assert "second" not in json.dumps(done.to_json())
     # Whoever counts the snapshot's rows knows how many went.
-    at = LogFrames(str(made.places.log.name)).table_at(LABEL, made.upto)
+    at = LogFrames(str(made.stores.log.name)).table_at(LABEL, made.upto)
     assert at.snapshot_files()
     made.log.tables[LABEL][:] = [row for row in made.log.tables[LABEL] if row["id"] != 3]
     assert answers(refreshed(made.mirror)) == [Answer.SWAP]
@@ -163,7 +163,7 @@ def test_no_row_is_left_in_the_log_and_the_base_table_and_all_other_rows_are_as_
 
 
 def test_at_once_no_file_has_the_row_and_no_metadata_its_key(made: Erased) -> None:
-    assert look(made.places, made.erase()).copies, "an hour for whoever reads"
+    assert look(made.stores, made.erase()).copies, "an hour for whoever reads"
     table = made.log.table()
     folder = Path(table.location().removeprefix("file://"))
     there = [str(path.relative_to(folder)) for path in folder.rglob("*.parquet")]
@@ -194,10 +194,10 @@ def test_a_file_that_no_snapshot_names_goes_now_and_what_is_in_work_is_waited_fo
     pq.write_table(
         pq.read_table(next(folder.rglob("snapshot-*-erased/*.parquet")), partitioning=None), merged
     )
-    looked = look(made.places, replace(done, finished_at=None))
+    looked = look(made.stores, replace(done, finished_at=None))
     assert [copy.path for copy in looked.copies] == ["data-merged/part.parquet"]
     merged.unlink()
-    assert look(made.places, looked).finished_at is not None
+    assert look(made.stores, looked).finished_at is not None
 
 
 def test_a_file_that_was_replaced_within_the_hour_stays_though_the_run_has_expired_its_snapshot(

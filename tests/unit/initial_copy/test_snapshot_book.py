@@ -175,7 +175,7 @@ def test_a_parked_table_has_no_snapshot_until_it_is_resumed_and_then_needs_a_new
     needs = book_of(storage).needs([source], [line], LSN)
     assert [each.source for each in needs.wanted] == [source] and needs.unwanted == ()
     assert [each for each, _ in needs.ended] == [line], "also one that was taken while the table was parked"
-    later = dataclasses.replace(line, place=260, valid_from=261)
+    later = dataclasses.replace(line, snapshot_lsn=260, valid_from=261)
     assert book_of(storage, NEVER).needs([source], [later], LSN).ended == ()
 
 
@@ -202,7 +202,9 @@ def test_a_snapshot_that_is_taken_on_an_idle_server_after_a_resume_stands(storag
     bounds = SnapshotBounds(end.before.before, end.before, 700, 700, (), 0)
     generation = book.begin(source, bounds, 0)
     book.finish(generation)
-    line = dataclasses.replace(told(generation), place=int(bounds.place), valid_from=int(bounds.valid_from))
+    line = dataclasses.replace(
+        told(generation), snapshot_lsn=int(bounds.snapshot_lsn), valid_from=int(bounds.valid_from)
+    )
     needs = book.needs([source], [line], LSN)
     assert (needs.wanted, needs.ended) == ((), ())
 
@@ -223,7 +225,7 @@ def test_a_transaction_that_was_given_up_has_the_snapshots_of_its_tables_taken_a
     assert [(each.source, each.wait_for_writers) for each in needs.wanted] == [
         (source, True) for source in sources[: 1 if relids else 2]
     ]
-    later = [dataclasses.replace(line, place=300, valid_from=310) for line in lines]
+    later = [dataclasses.replace(line, snapshot_lsn=300, valid_from=310) for line in lines]
     assert book_of(storage).needs(sources, later, LSN).ended == (), "they were taken behind it"
 
 
@@ -251,7 +253,7 @@ def test_a_snapshot_takes_over_nothing_of_a_later_one_that_is_committed_before_i
 def test_what_a_snapshot_knows_by_its_tables_writers_is_recorded_and_taken_over_by_no_other_table(
     storage: Storage,
 ) -> None:
-    waited = dataclasses.replace(BOUNDS, writers_upto=BOUNDS.place)
+    waited = dataclasses.replace(BOUNDS, writers_upto=BOUNDS.snapshot_lsn)
     first = book_of(storage).begin(source_of(1), waited, 0)
     assert first is not None and first.bounds == waited
     assert [each.generation for each in read_taken(storage, LAYOUT)] == [first]
@@ -437,11 +439,12 @@ def test_a_repair_by_a_column_that_is_no_key_any_more_is_refused(storage: Storag
 
 def test_a_next_snapshot_is_placed_behind_all_of_the_tables_name(storage: Storage) -> None:
     source = source_of(1)
-    assert book_of(storage).last_place(source) == 0
+    assert book_of(storage).last_snapshot_lsn(source) == 0
     taken(storage, source)
     again = source_of(2, "t1")
     assert (
-        book_of(storage).last_place(again) == BOUNDS.place and book_of(storage).last_place(source_of(3)) == 0
+        book_of(storage).last_snapshot_lsn(again) == BOUNDS.snapshot_lsn
+        and book_of(storage).last_snapshot_lsn(source_of(3)) == 0
     )
 
 

@@ -63,7 +63,7 @@ def written(target: SnapshotOutput, n_rows: int, range_number: int = 0) -> list[
     )
     ids = pa.array(range(n_rows), pa.int64())
     text = pa.nulls(n_rows, CONTRACT_FIELDS[-1].type)
-    place = {"place": BOUNDS.place, "taken_at_us": BOUNDS.taken_at_us}
+    place = {"snapshot_lsn": BOUNDS.snapshot_lsn, "taken_at_us": BOUNDS.taken_at_us}
     rows = snapshot_rows(GENERATION.relation, [ids], text, **place, first_seq=0)
     files.write(target.conform(rows))
     return files.close()

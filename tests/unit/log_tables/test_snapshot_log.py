@@ -69,7 +69,7 @@ GENERATION = Generation(RELATION, 1, BOUNDS)
 
 def generation_of(number: int) -> Generation:
     """Each with a place of its own, as later snapshots have higher ones."""
-    return Generation(RELATION, number, dataclasses.replace(BOUNDS, place=Lsn(98 + number)))
+    return Generation(RELATION, number, dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(98 + number)))
 
 
 def log_of(
@@ -89,11 +89,11 @@ def log_of(
 
 
 def written(
-    log: SnapshotLog, ids: range, relation: RelationVersion = RELATION, place: int = 99
+    log: SnapshotLog, ids: range, relation: RelationVersion = RELATION, snapshot_lsn: int = 99
 ) -> list[WrittenFile]:
-    target = log.target(relation, Lsn(place))
+    target = log.target(relation, Lsn(snapshot_lsn))
     files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
-    rows = [{"id": i, "_change_type": "snapshot", "_commit_lsn": place, "_seq": i} for i in ids]
+    rows = [{"id": i, "_change_type": "snapshot", "_commit_lsn": snapshot_lsn, "_seq": i} for i in ids]
     files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
     return files.close()
 
@@ -211,7 +211,7 @@ def test_what_a_failed_attempt_wrote_is_removed_unless_the_table_names_it(tmp_pa
     with pytest.raises(Superseded):
         log_of(tmp_path, tenure=2).lines(True)
         log_of(tmp_path, tenure=2).commit(
-            generation_of(2), written(log_of(tmp_path, tenure=2), range(1), place=100)
+            generation_of(2), written(log_of(tmp_path, tenure=2), range(1), snapshot_lsn=100)
         )
         log.discard(targets[1])
 
@@ -285,9 +285,13 @@ def test_a_park_ends_every_generation_that_stands_behind_it_and_none_that_a_late
 ) -> None:
     """A snapshot is taken ahead of the stream. The one before it stands as long as the stream is behind it."""
     log = log_of(tmp_path)
-    for number, place in ((1, 40), (2, 50), (3, 1000)):
-        bounds = dataclasses.replace(BOUNDS, place=Lsn(place), valid_from=Lsn(place + 10))
-        log.commit(Generation(RELATION, number, bounds), written(log, range(number), place=place))
+    for number, snapshot_lsn in ((1, 40), (2, 50), (3, 1000)):
+        bounds = dataclasses.replace(
+            BOUNDS, snapshot_lsn=Lsn(snapshot_lsn), valid_from=Lsn(snapshot_lsn + 10)
+        )
+        log.commit(
+            Generation(RELATION, number, bounds), written(log, range(number), snapshot_lsn=snapshot_lsn)
+        )
     before = DeltaTable(str(tmp_path / "_snapshots")).version()
     parked = ParkedTable(16384, 'public."a.b"', Lsn(200), Xid(1), "why")
 
@@ -302,9 +306,9 @@ def test_a_park_ends_every_generation_that_stands_behind_it_and_none_that_a_late
         log.park([parked])
     assert DeltaTable(str(tmp_path / "_snapshots")).version() == before + 1, "one commit for all of them"
     assert [stands(lsn) for lsn in (50, 59, 60, 199, 200, 1009, 1010)] == [1, 1] + [None] * 5
-    bounds = dataclasses.replace(BOUNDS, place=Lsn(1500), valid_from=Lsn(1510))
+    bounds = dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(1500), valid_from=Lsn(1510))
     log = log_of(tmp_path)
-    log.commit(Generation(RELATION, 4, bounds), written(log, range(4), place=1500))
+    log.commit(Generation(RELATION, 4, bounds), written(log, range(4), snapshot_lsn=1500))
     log.park([dataclasses.replace(parked, until_lsn=Lsn(1400))])
     assert [stands(lsn) for lsn in (59, 60, 1509, 1510)] == [1, None, None, 4]
 
@@ -313,8 +317,8 @@ def test_a_park_ends_the_former_generation_too_where_the_newest_has_ended_alread
     """A look at the catalog, or at the record, came first."""
     log = log_of(tmp_path)
     log.commit(GENERATION, written(log, range(2)))
-    later = dataclasses.replace(BOUNDS, place=Lsn(1000), valid_from=Lsn(1010))
-    log.commit(Generation(RELATION, 2, later), written(log, range(2), place=1000))
+    later = dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(1000), valid_from=Lsn(1010))
+    log.commit(Generation(RELATION, 2, later), written(log, range(2), snapshot_lsn=1000))
     log.end(log.lines(True)[1], "the table was rewritten")
     for _ in range(2):
         log.park([ParkedTable(16384, 'public."a.b"', Lsn(200), Xid(1), "why")])
@@ -382,7 +386,7 @@ def test_a_snapshot_that_is_committed_behind_its_tables_park_ends_in_the_same_co
     resumed = dataclasses.replace(parked, until_lsn=Lsn(100))
     sink.write(SinkBatch(dataclasses.replace(content, parked=(resumed,)), *[nothing] * 5))
     log = sink.snapshot_log()
-    assert log.commit(generation_of(2), written(log, range(2), place=100))
+    assert log.commit(generation_of(2), written(log, range(2), snapshot_lsn=100))
     assert [line.state.value for line in log.lines(True) if line.relid == 16384] == ["ended", "finished"]
     sink.close()
 
@@ -414,12 +418,12 @@ def test_ddl_in_the_stream_ends_a_generation_once_and_one_from_behind_it_not(tmp
         log.note_ddl([unlogged(160), unlogged(170)])
     ((line, reason),) = log.prove(Lsn(135)).ended
     assert line.number == 1 and "UNLOGGED" in reason and ended_rows(tmp_path) == [(1, 130)]
-    log.commit(generation_of(2), written(log, range(2, 4), place=100))
+    log.commit(generation_of(2), written(log, range(2, 4), snapshot_lsn=100))
     assert [each.state.value for each in log.lines(True)] == ["ended", "ended"], "taken before the DDL came"
     later = dataclasses.replace(
-        generation_of(3), bounds=dataclasses.replace(BOUNDS, place=Lsn(180), valid_from=Lsn(181))
+        generation_of(3), bounds=dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(180), valid_from=Lsn(181))
     )
-    log.commit(later, written(log, range(2, 4), place=180))
+    log.commit(later, written(log, range(2, 4), snapshot_lsn=180))
     log.note_ddl([unlogged(170)])
     assert [each.state.value for each in log.lines(True)] == ["ended", "ended", "finished"]
 
@@ -436,11 +440,11 @@ def test_a_generation_stands_up_to_the_ddl_that_ended_it_where_nothing_was_misse
     for _ in range(2):
         log.extend(line, Witnessed(7, Lsn(120)))
         assert ended_rows(tmp_path) == [(1, 149)]
-    log.commit(generation_of(2), written(log, range(2, 4), place=100))
+    log.commit(generation_of(2), written(log, range(2, 4), snapshot_lsn=100))
     # Found by a look at the catalog.
     log = log_of(tmp_path)
-    bounds = dataclasses.replace(BOUNDS, place=Lsn(200), valid_from=Lsn(201))
-    log.commit(Generation(RELATION, 3, bounds), written(log, range(2, 4), place=200))
+    bounds = dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(200), valid_from=Lsn(201))
+    log.commit(Generation(RELATION, 3, bounds), written(log, range(2, 4), snapshot_lsn=200))
     log.prove(Lsn(230))
     log.note_ddl([Ddl(Lsn(250), "ALTER TYPE", (), 7)])
     log.end(log.lines(True)[-1], "the type of column name was altered", Witnessed(7, Lsn(120)))
@@ -793,8 +797,8 @@ def test_what_a_run_that_was_taken_over_named_is_not_taken_for_another_snapshot(
     """Both runs call theirs generation 1; the later one has looked at the table before the earlier one commits."""
     ghost, ours = log_of(tmp_path, tenure=1), log_of(tmp_path, tenure=2)
     theirs = written(ghost, range(3))
-    later = Generation(RELATION, 1, dataclasses.replace(BOUNDS, place=Lsn(110)))
-    files = written(ours, range(10, 12), place=110)
+    later = Generation(RELATION, 1, dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(110)))
+    files = written(ours, range(10, 12), snapshot_lsn=110)
     with pytest.raises(Superseded):
         ghost.commit(GENERATION, theirs)
     assert ours.commit(later, files) and ids(tmp_path) == [10, 11]
@@ -805,10 +809,10 @@ def test_rows_of_a_place_that_no_line_names_are_followed_by_the_next_snapshot(tm
     files = written(log, range(3))
     with crash_behind_the_rows():
         log_of(tmp_path).commit(GENERATION, files)
-    later = Generation(RELATION, 1, dataclasses.replace(BOUNDS, place=Lsn(110)))
+    later = Generation(RELATION, 1, dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(110)))
     assert not log.commit(later, None), "those are another snapshot's"
-    assert log.commit(later, written(log, range(10, 12), place=110))
-    assert [(line.number, line.place) for line in log.lines(True)] == [(1, 110)]
+    assert log.commit(later, written(log, range(10, 12), snapshot_lsn=110))
+    assert [(line.number, line.snapshot_lsn) for line in log.lines(True)] == [(1, 110)]
     assert not log.commit(GENERATION, None), "the later one's rows are not the earlier one's"
 
 
@@ -816,10 +820,10 @@ def test_the_version_of_a_snapshot_is_recorded_from_its_place_on_and_leaves_the_
     tmp_path: Path,
 ) -> None:
     log = log_of(tmp_path)
-    written(log, range(2), place=99)
+    written(log, range(2), snapshot_lsn=99)
     other = dataclasses.replace(RELATION, replica_identity=ReplicaIdentity.FULL)
-    written(log, range(2), other, place=110)
-    written(log, range(2), other, place=120)
+    written(log, range(2), other, snapshot_lsn=110)
+    written(log, range(2), other, snapshot_lsn=120)
     said = DeltaTable(str(tmp_path / "public.a~2Eb")).metadata().configuration
     versions = json.loads(said["xidstream.versions"])
     assert [(each["since"], each["replica_identity"], each["slot"]) for each in versions] == [
@@ -902,9 +906,9 @@ def test_a_snapshot_of_another_history_that_stands_no_more_ends_no_run(tmp_path:
 def test_a_snapshot_at_a_lower_place_than_the_last_one_is_refused(tmp_path: Path) -> None:
     """It was asked for again and again, without a word."""
     log = log_of(tmp_path)
-    assert log.commit(generation_of(5), written(log, range(5), place=103))
+    assert log.commit(generation_of(5), written(log, range(5), snapshot_lsn=103))
     with pytest.raises(SinkDiverged, match="a later one"):
-        log.commit(generation_of(-3), written(log, range(5), place=95))
+        log.commit(generation_of(-3), written(log, range(5), snapshot_lsn=95))
 
 
 # -- erasures beside it -----------------------------------------------------------------------------------
@@ -923,9 +927,9 @@ def test_a_snapshot_that_was_read_while_keys_were_erased_is_taken_again(tmp_path
         log.commit(GENERATION, files)
     assert ids(tmp_path) == [] and log.lines(True) == []
     later = dataclasses.replace(
-        GENERATION, bounds=dataclasses.replace(BOUNDS, place=Lsn(151), valid_from=Lsn(200))
+        GENERATION, bounds=dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(151), valid_from=Lsn(200))
     )
-    assert log.commit(later, written(log, range(5), place=151))
+    assert log.commit(later, written(log, range(5), snapshot_lsn=151))
     assert ids(tmp_path) == [0, 1, 2, 3, 4]
 
 

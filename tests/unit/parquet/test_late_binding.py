@@ -78,7 +78,7 @@ def test_a_filled_file_is_right_in_duckdb(path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     made = batches(SIMPLE, 5_000, 3)
     file = write(path, SIMPLE, made, row_group_bytes=100_000)
-    assert len(file.places) > 1
+    assert len(file.page_offsets) > 1
     fill(path, file, COMMIT, name="s")
     found = duckdb.sql(
         f"SELECT count(*), min(_commit_lsn), max(_commit_lsn), min(epoch_us(_commit_timestamp)), "
@@ -176,7 +176,7 @@ def test_a_value_that_equals_a_placeholder_is_no_constant(path: Path) -> None:
 
 def test_a_file_without_rows(path: Path) -> None:
     file = write(path, SIMPLE, [])
-    assert (file.n_rows, file.places, file.head_bytes) == (0, (), path.stat().st_size)
+    assert (file.n_rows, file.page_offsets, file.head_bytes) == (0, (), path.stat().st_size)
     fill(path, file, COMMIT, name="s")
     assert read(path, SIMPLE, file).num_rows == 0
     assert bound_tail(b"", file, COMMIT, name="s") == b""
@@ -209,12 +209,12 @@ def test_every_column_is_compressed_and_has_statistics_but_floats_and_the_late_o
 
 def test_rows_in_memory_are_one_row_group_whatever_their_blocks(path: Path) -> None:
     file = write(path, SIMPLE, batches(SIMPLE, *[10] * 30))
-    assert len(file.places) == pq.read_metadata(path).num_row_groups == 1
+    assert len(file.page_offsets) == pq.read_metadata(path).num_row_groups == 1
 
 
 def test_one_wide_row_after_the_other_has_a_row_group_of_its_own(path: Path) -> None:
     file = write(path, SIMPLE, batches(SIMPLE, 8), row_group_bytes=1)
-    assert len(file.places) == 8
+    assert len(file.page_offsets) == 8
 
 
 def test_wide_rows_do_not_fill_a_page_of_many_megabytes() -> None:

@@ -155,11 +155,11 @@ class Root:
 
     def snapshot(self, number: int, valid_from: int, contained_upto: int, values: dict[int, int]) -> None:
         generation = self.generation(number, valid_from, contained_upto)
-        place = int(generation.bounds.place)
-        target = self.snapshots.target(RELATION, Lsn(place))
+        snapshot_lsn = int(generation.bounds.snapshot_lsn)
+        target = self.snapshots.target(RELATION, Lsn(snapshot_lsn))
         files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
         rows = [
-            {"id": i, "v": v, "_change_type": "snapshot", "_commit_lsn": place, "_seq": i}
+            {"id": i, "v": v, "_change_type": "snapshot", "_commit_lsn": snapshot_lsn, "_seq": i}
             for i, v in values.items()
         ]
         files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=SCHEMA)))
@@ -594,7 +594,7 @@ def test_a_table_waits_while_its_snapshot_is_taken_and_one_that_began_before_the
         made.snapshots.commit(generation, files.close())
     assert made.state(10_000) == truth(10_000)
     # One that waited for the table's writers needs nothing of what was cut.
-    waited = dataclasses.replace(generation.bounds, writers_upto=generation.bounds.place)
+    waited = dataclasses.replace(generation.bounds, writers_upto=generation.bounds.snapshot_lsn)
     assert made.snapshots.commit(dataclasses.replace(generation, bounds=waited), files.close())
     assert made.log.generations()[TABLE][-1].bounds.contained_upto == 9_050
 

@@ -153,7 +153,7 @@ def test_a_transaction_that_was_given_up_ends_the_generations_of_its_tables_befo
     bounds = SnapshotBounds(Lsn(102), Lsn(111), 700, 700, (), 0)
     log = sink.snapshot_log()
     for relation in (PARKED_RELATION, other):
-        log.target(relation, bounds.place)
+        log.target(relation, bounds.snapshot_lsn)
         assert log.commit(Generation(relation, 1, bounds), [])
     log.prove(Lsn(260))
     met = dataclasses.replace(
@@ -176,11 +176,13 @@ def test_a_transaction_that_was_given_up_ends_the_generations_of_its_tables_befo
     why = "transaction 9, with its commit at 0/F0, was given up (`xidstream slot skip`)"
     assert sorted(ended) == [(name, 239, why) for name in ["public.other"] * is_of_all + ["public.p"]]
     # A snapshot that was being taken meanwhile, and one that was taken after it.
-    for number, place in ((2, 230), (3, 300)):
+    for number, snapshot_lsn in ((2, 230), (3, 300)):
         later = Generation(
-            PARKED_RELATION, number, dataclasses.replace(bounds, place=Lsn(place), valid_from=Lsn(310))
+            PARKED_RELATION,
+            number,
+            dataclasses.replace(bounds, snapshot_lsn=Lsn(snapshot_lsn), valid_from=Lsn(310)),
         )
-        log.target(PARKED_RELATION, later.bounds.place)
+        log.target(PARKED_RELATION, later.bounds.snapshot_lsn)
         assert log.commit(later, [])
     found = {line.number: line.state for line in log.lines(True) if line.table == "public.p"}
     assert found[2] is GenerationState.ENDED and found[3] is GenerationState.FINISHED
@@ -195,7 +197,7 @@ def test_a_snapshot_that_is_committed_after_a_new_claim_ends_for_a_park_that_the
     first = sink_of(tmp_path, 1)
     bounds = SnapshotBounds(Lsn(102), Lsn(111), 700, 700, (), 0)
     generation = Generation(PARKED_RELATION, 1, bounds)
-    first.snapshot_log().target(PARKED_RELATION, bounds.place)
+    first.snapshot_log().target(PARKED_RELATION, bounds.snapshot_lsn)
     if was_told:
         assert first.snapshot_log().commit(generation, [])
     first.close()

@@ -16,8 +16,10 @@ from xidstream.pipeline.snapshot.bounds import Checkpoint, SnapshotBounds
 EPOCH = 1 << 32
 
 
-def bounds(xmin: int, xmax: int, *xip: int, place: int = 999, valid_from: int = 2000) -> SnapshotBounds:
-    return SnapshotBounds(Lsn(place), Lsn(valid_from), xmin, xmax, xip, taken_at_us=0)
+def bounds(
+    xmin: int, xmax: int, *xip: int, snapshot_lsn: int = 999, valid_from: int = 2000
+) -> SnapshotBounds:
+    return SnapshotBounds(Lsn(snapshot_lsn), Lsn(valid_from), xmin, xmax, xip, taken_at_us=0)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_a_checkpoint_counts_behind_which_every_open_transaction_began(
         lambda: bounds(100, 99),
         lambda: bounds(100, 110, 99),
         lambda: bounds(100, 110, 110),
-        lambda: bounds(100, 110, place=2000, valid_from=2000),
+        lambda: bounds(100, 110, snapshot_lsn=2000, valid_from=2000),
     ],
 )
 def test_what_is_no_snapshot_is_refused(wrong: Any) -> None:
