@@ -438,6 +438,7 @@ class SnapshotSteps:
                 self._tell_failed(_altered(action), action)
             else:
                 left.append((action, generation))
+        pause_s = _FIRST_PAUSE_S
         while left:
             taken = [(generation, action.files) for action, generation in left]
             found = self._until_done(partial(self._tables.commit_together, taken))
@@ -459,8 +460,11 @@ class SnapshotSteps:
                         )
                     again.append((action, generation))
             left = again
-            if left and self._stop.wait(_FIRST_PAUSE_S):
+            # A function has the rows when its turn has come. A store that fails is left alone for longer and longer.
+            is_failing = any(isinstance(done, XidstreamError) for done in found)
+            if left and self._stop.wait(pause_s if is_failing else _FIRST_PAUSE_S):
                 raise ComponentLost("the run ends")
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if is_failing else _FIRST_PAUSE_S
 
     def _tell_failed(self, error: XidstreamError, action: CommitSnapshot) -> None:
         log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))

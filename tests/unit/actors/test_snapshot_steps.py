@@ -533,3 +533,14 @@ def test_a_sink_that_is_ahead_of_the_server_ends_the_run_in_a_group_too(group: G
     group.commits = {8: [SinkDiverged("restored")]}
     assert [each.generation.relid for each in group.commit()] == [7]
     assert isinstance(group.failed[0], SinkDiverged)
+
+
+def test_a_store_that_fails_is_asked_for_the_commits_of_a_group_less_and_less_often_and_a_function_as_before(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_s: list[float] = []
+    monkeypatch.setattr(group.steps._stop, "wait", waited_s.append)
+    monkeypatch.setattr(steps_module, "_LONGEST_PAUSE_S", 0.03)
+    group.commits = {8: [StorageFault("down")] * 4, 9: [False] * 7}
+    group.commit()
+    assert waited_s == [0.01, 0.02, 0.03, 0.03, 0.01, 0.01, 0.01]
