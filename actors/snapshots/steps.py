@@ -51,6 +51,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.events import of_error
 from xidstream.pipeline.initial_copy import copy_schedule
 from xidstream.pipeline.initial_copy.copy_schedule import (
+    SMALL_BYTES,
     Action,
     Carried,
     Carry,
@@ -306,6 +307,11 @@ class SnapshotSteps:
         if any(self._book.may_lack(each.bounds) for each in held.values()):
             self._release_all(list(held))  # a table that waits for its writers does so alone
             held = {}
+        large = [relid for relid, each in held.items() if each.source.n_bytes > SMALL_BYTES]
+        if large:
+            # It has grown, or its size could not be asked before. The others would wait for it.
+            self._release_all(large)
+            held = {relid: each for relid, each in held.items() if relid not in large}
         wanted = [(each.source.relation, each.bounds.place) for each in held.values()]
         targets = dict(zip(held, self._tables.targets(wanted) if wanted else (), strict=True))
         events: list[OneEvent] = []
