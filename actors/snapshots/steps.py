@@ -89,7 +89,7 @@ _LOST_WITH_ITS_RANGE = (ComponentLost, ConnectionLost, StorageFault)
 """After these errors of a read the range is read again. A snapshot that is gone shows as SnapshotLost when it is
 imported."""
 _NO_TABLES_FAULT = (*_LOST_WITH_ITS_RANGE, SnapshotLost)
-"""Of these errors no table of a group need be the cause."""
+"""Errors that no table of a group need be the cause of."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _CARRY_PAUSE_S = 1.0
 """Between two questions whether the log answers by now: as often as the catalog is looked at for a proof."""

@@ -45,7 +45,7 @@ from xidstream.pipeline.snapshot.tables import CtidRange, PublishedSource, Range
 MOST_TOGETHER: Final = 16
 """Tables of a group. Nearly all that a group saves is saved by then, and its locks are held for less than a second."""
 SMALL_BYTES: Final = 512 << 10
-"""Of the server's files. A reader reads so much in a few milliseconds, and a table costs some ten without its rows."""
+"""In the server's files. A reader reads so much in a few milliseconds, and a table costs some ten without its rows."""
 _ATTEMPTS = itertools.count(1)
 """Unique in the process: what a thread still reports of an earlier course is known by its number."""
 _GROUPS = itertools.count(1)
@@ -457,7 +457,7 @@ class CopySchedule:
         return not may_wait and len(table.source.leaves) == 1 and table.n_bytes <= SMALL_BYTES
 
     def _together(self, actions: list[Action]) -> list[Action]:
-        """The same, those of one kind and group as one."""
+        """Actions, with those of one kind and group as one."""
         found: dict[object, list[Any]] = {}
         for action in actions:
             group = 0

@@ -395,7 +395,7 @@ class TableHolder:
     def _unchanged(
         self, observer: psycopg.Connection[Any], sources: Sequence[PublishedSource]
     ) -> list[PublishedSource]:
-        """As ``_again``, those of these that are what they were."""
+        """The tables that are what they were, as ``_again`` finds them."""
         relids = [source.relation.relid for source in sources]
         found = self._survey(observer, relids)
         now = {each.relation.relid: each for each in found}
@@ -489,7 +489,7 @@ def _check_access(observer: psycopg.Connection[Any], source: PublishedSource, of
 
 
 def _readable(observer: psycopg.Connection[Any], sources: Sequence[PublishedSource]) -> list[PublishedSource]:
-    """Those that the role may read. Raises Unsupported on a standby."""
+    """The tables that the role may read. Raises Unsupported on a standby."""
     if is_standby(observer):
         raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
     locked = [relid for source in sources for relid in source.locked]
@@ -595,7 +595,7 @@ def take(
 def _take(
     session: psycopg.Connection[Any], leaves: Sequence[Leaf], locked_lsn: Lsn, wal_end: str
 ) -> tuple[str, SnapshotBounds, set[Leaf]]:
-    """As ``take``, and the tables that have another file than their snapshot knows."""
+    """What ``take`` returns, and the tables that have another file than their snapshot knows."""
     is_new = session.info.server_version >= PG13
     snapshot = "pg_current_snapshot" if is_new else "txid_current_snapshot"
     query = _TAKE.format(snapshot=snapshot, wal_end=wal_end)
