@@ -60,7 +60,7 @@ class SnapshotReader:
         targets: Sequence[SnapshotOutput],
         bytes_per_s: int,
     ) -> list[tuple[tuple[WrittenFile, ...], int] | XidstreamError]:
-        """The same of each of these ranges, which have one snapshot, or why it could not be read."""
+        """What ``read`` returns, of each of these ranges, which have one snapshot; or why it could not be read."""
         from xidstream.pipeline.initial_copy.range_reading import RangeOutput
 
         outputs = [(RangeOutput(each.table, each.directory), each.conform) for each in targets]

@@ -51,6 +51,7 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.events import of_error
 from xidstream.pipeline.initial_copy import copy_schedule
 from xidstream.pipeline.initial_copy.copy_schedule import (
+    SMALL_BYTES,
     Action,
     Carried,
     Carry,
@@ -88,7 +89,7 @@ _LOST_WITH_ITS_RANGE = (ComponentLost, ConnectionLost, StorageFault)
 """After these errors of a read the range is read again. A snapshot that is gone shows as SnapshotLost when it is
 imported."""
 _NO_TABLES_FAULT = (*_LOST_WITH_ITS_RANGE, SnapshotLost)
-"""Of these errors no table of a group need be the cause."""
+"""Errors that no table of a group need be the cause of."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _CARRY_PAUSE_S = 1.0
 """Between two questions whether the log answers by now: as often as the catalog is looked at for a proof."""
@@ -306,6 +307,11 @@ class SnapshotSteps:
         if any(self._book.may_lack(each.bounds) for each in held.values()):
             self._release_all(list(held))  # a table that waits for its writers does so alone
             held = {}
+        large = [relid for relid, each in held.items() if each.source.n_bytes > SMALL_BYTES]
+        if large:
+            # It has grown, or its size could not be asked before. The others would wait for it.
+            self._release_all(large)
+            held = {relid: each for relid, each in held.items() if relid not in large}
         wanted = [(each.source.relation, each.bounds.snapshot_lsn) for each in held.values()]
         targets = dict(zip(held, self._tables.targets(wanted) if wanted else (), strict=True))
         events: list[OneEvent] = []
@@ -438,6 +444,7 @@ class SnapshotSteps:
                 self._tell_failed(_altered(action), action)
             else:
                 left.append((action, generation))
+        pause_s = _FIRST_PAUSE_S
         while left:
             taken = [(generation, action.files) for action, generation in left]
             found = self._until_done(partial(self._tables.commit_together, taken))
@@ -459,8 +466,11 @@ class SnapshotSteps:
                         )
                     again.append((action, generation))
             left = again
-            if left and self._stop.wait(_FIRST_PAUSE_S):
+            # A function has the rows when its turn has come. A store that fails is left alone for longer and longer.
+            is_failing = any(isinstance(done, XidstreamError) for done in found)
+            if left and self._stop.wait(pause_s if is_failing else _FIRST_PAUSE_S):
                 raise ComponentLost("the run ends")
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if is_failing else _FIRST_PAUSE_S
 
     def _tell_failed(self, error: XidstreamError, action: CommitSnapshot) -> None:
         log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))

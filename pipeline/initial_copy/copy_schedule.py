@@ -15,9 +15,10 @@ the whole table, what is in hand is given up, and the table begins anew when it 
 Small tables are held, read and committed *together*, some at a time: one session of the holder, one snapshot, one
 transaction of one reader, one commit of their lines. What each costs by itself is more than its rows do. All of a group
 are locked until its last row is read, so a group is small, in tables and in bytes, and it waits for nobody: what is
-locked, or fails by itself, is left out (``LeftOut``, ``Failed``), and taken alone from then on, where waiting and
-errors are a table's own. Each table of a group has its own state and its own attempt. A group is no more than the
-actions of one kind that are due for its tables at the same moment (``Together``), so a table may leave it at any time.
+locked, has grown, or fails by itself, is left out (``LeftOut``, ``Failed``), and taken alone from then on, where
+waiting and errors are a table's own. Each table of a group has its own state and its own attempt. A group is no
+more than the actions of one kind that are due for its tables at the same moment (``Together``), so a table may leave it
+at any time.
 
 Small tables come first, so most tables are complete early. Those that need no wait for other writers come before all
 others, so that one open transaction does not keep the readers idle. At most ``n_readers`` tables or groups are in hand
@@ -44,7 +45,7 @@ from xidstream.pipeline.snapshot.tables import CtidRange, PublishedSource, Range
 MOST_TOGETHER: Final = 16
 """Tables of a group. Nearly all that a group saves is saved by then, and its locks are held for less than a second."""
 SMALL_BYTES: Final = 512 << 10
-"""Of the server's files. A reader reads so much in a few milliseconds, and a table costs some ten without its rows."""
+"""In the server's files. A reader reads so much in a few milliseconds, and a table costs some ten without its rows."""
 _ATTEMPTS = itertools.count(1)
 """Unique in the process: what a thread still reports of an earlier course is known by its number."""
 _GROUPS = itertools.count(1)
@@ -456,7 +457,7 @@ class CopySchedule:
         return not may_wait and len(table.source.leaves) == 1 and table.n_bytes <= SMALL_BYTES
 
     def _together(self, actions: list[Action]) -> list[Action]:
-        """The same, those of one kind and group as one."""
+        """Actions, with those of one kind and group as one."""
         found: dict[object, list[Any]] = {}
         for action in actions:
             group = 0

@@ -22,7 +22,8 @@ one of these, is a deadlock, and the server may end either of them. So what is n
 The server ends the snapshot with the session, and readers that have imported it go on alone. While a table is held, an
 ALTER TABLE waits, and all that comes after that ALTER TABLE waits with it. (``lock_timeout`` in the session of the
 ALTER TABLE is the remedy.) The other way round, a table that somebody has locked is asked for again and again, a while
-each time.
+each time. The catalog is asked while the lock is held, and opens a table to tell its row filter, behind whoever waits
+to alter it. So that question waits a second at most, and then the snapshot is given up (SnapshotInterrupted).
 
 ``hold`` may be called by several threads, for different tables. All waiting ends when ``close`` is called.
 
@@ -79,6 +80,9 @@ from xidstream.pipeline.snapshot.invalidation import reason_it_ended, signature_
 from xidstream.pipeline.snapshot.tables import Leaf, PublishedSource
 
 _LOCK_TIMEOUT_MS: Final = 2_000
+_CATALOG_WAIT_MS: Final = 1_000
+"""For who waits to alter a published table that has a row filter: the catalog's text of the filter waits behind it, and
+it waits for the lock that is held meanwhile."""
 _POLL_S: Final = 0.2
 _NOTICE_S: Final = 2.0
 _MOST_IDLE: Final = 2
@@ -379,7 +383,7 @@ class TableHolder:
     def _again(self, observer: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:
         """The table under the lock. Raises SnapshotInterrupted where it is another one."""
         relid = source.relation.relid
-        found = survey(observer, self._publications, within=[relid], column_names=self._column_names)
+        found = self._survey(observer, [relid])
         now = next((each for each in found if each.relation.relid == relid), None)
         if now is None:
             raise SnapshotInterrupted(f"table {source.name} was dropped, or is not published any more")
@@ -391,14 +395,25 @@ class TableHolder:
     def _unchanged(
         self, observer: psycopg.Connection[Any], sources: Sequence[PublishedSource]
     ) -> list[PublishedSource]:
-        """As ``_again``, those of these that are what they were."""
+        """The tables that are what they were, as ``_again`` finds them."""
         relids = [source.relation.relid for source in sources]
-        found = survey(observer, self._publications, within=relids, column_names=self._column_names)
+        found = self._survey(observer, relids)
         now = {each.relation.relid: each for each in found}
         asked = ((source, now.get(source.relation.relid)) for source in sources)
         return [
             each for source, each in asked if each is not None and _definition(each) == _definition(source)
         ]
+
+    def _survey(
+        self, observer: psycopg.Connection[Any], relids: Sequence[int]
+    ) -> tuple[PublishedSource, ...]:
+        return survey(
+            observer,
+            self._publications,
+            within=relids,
+            lock_timeout_ms=_CATALOG_WAIT_MS,
+            column_names=self._column_names,
+        )
 
     def _check_wanted(self, relid: int, call: object) -> None:
         """Raises SnapshotLost where the holder was closed, or the table released since ``call`` began."""
@@ -446,6 +461,10 @@ def _reported(doing: str) -> Iterator[None]:
         yield
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName):
         raise SnapshotInterrupted(f"{doing}: the table was dropped or renamed") from None
+    except psycopg.errors.LockNotAvailable:
+        raise SnapshotInterrupted(
+            f"{doing}: somebody has a published table with a row filter locked, or waits to alter it: that goes first"
+        ) from None
     except psycopg.errors.OutOfMemory:
         raise PreconditionMissing(
             f"{doing}: the server has no room for so many locks", remedy=REMEDY_LOCKS
@@ -470,7 +489,7 @@ def _check_access(observer: psycopg.Connection[Any], source: PublishedSource, of
 
 
 def _readable(observer: psycopg.Connection[Any], sources: Sequence[PublishedSource]) -> list[PublishedSource]:
-    """Those that the role may read. Raises Unsupported on a standby."""
+    """The tables that the role may read. Raises Unsupported on a standby."""
     if is_standby(observer):
         raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
     locked = [relid for source in sources for relid in source.locked]
@@ -576,7 +595,7 @@ def take(
 def _take(
     session: psycopg.Connection[Any], leaves: Sequence[Leaf], locked_lsn: Lsn, wal_end: str
 ) -> tuple[str, SnapshotBounds, set[Leaf]]:
-    """As ``take``, and the tables that have another file than their snapshot knows."""
+    """What ``take`` returns, and the tables that have another file than their snapshot knows."""
     is_new = session.info.server_version >= PG13
     snapshot = "pg_current_snapshot" if is_new else "txid_current_snapshot"
     query = _TAKE.format(snapshot=snapshot, wal_end=wal_end)

@@ -25,6 +25,7 @@ from xidstream.pipeline.postgres.admin import Blocker, create_slot
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.opening import slot_settings
 from xidstream.pipeline.postgres.snapshot_sources import survey
+from xidstream.pipeline.postgres.stream_options import PG15
 from xidstream.pipeline.postgres.table_holder import HeldSnapshot, TableHolder, take
 from xidstream.pipeline.preflight.snapshot_decision import decide_snapshots, with_slot_xmax
 from xidstream.pipeline.settings.config import Config
@@ -784,6 +785,41 @@ def test_a_group_whose_session_ended_before_the_last_row_was_read_is_not_confirm
     single = holder.hold(sources[3], wait_for_writers=False)
     assert single.snapshot_name not in {each.snapshot_name for each in other.values()}
     assert holder.confirm_together(list(other), valid_from) == list(other)
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_who_alters_a_table_with_a_row_filter_right_behind_its_lock_goes_first(
+    small: Database, holder: TableHolder, monkeypatch: pytest.MonkeyPatch, is_together: bool
+) -> None:
+    """The catalog's question about its filter waited for the ALTER TABLE, that one for the lock, and the lock for the
+    answer: nobody ever went on."""
+    if small.connection.info.server_version < PG15:
+        pytest.skip("row filters came with 15")
+    small.execute("ALTER PUBLICATION p SET TABLE t1, t2 WHERE (id > 0), t3, t4, t5")
+    small.execute("SET lock_timeout = 0")
+    sources = survey(small.connection, ["p"])
+    asked = "SELECT count(*) FROM pg_locks WHERE relation = 't2'::regclass AND NOT granted"
+    with small.connect() as session:
+        alter = threading.Thread(target=session.execute, args=(b"ALTER TABLE t2 ADD c int",), daemon=True)
+        name = "_lock_at_once" if is_together else "_lock"
+        lock: Callable[..., Any] = getattr(table_holder, name)
+
+        def lock_and_be_waited_for(*arguments: Any) -> Any:
+            locked = lock(*arguments)
+            if not alter.ident:
+                alter.start()
+                wait_until(lambda: small.execute(asked) == [(1,)])
+            return locked
+
+        monkeypatch.setattr(table_holder, name, lock_and_be_waited_for)
+        with pytest.raises(SnapshotInterrupted, match="waits to alter"):
+            if is_together:
+                holder.hold_together(sources)
+            else:
+                holder.hold(sources[1], wait_for_writers=False)
+        alter.join(30)
+        assert not alter.is_alive()
+    assert len(holder.hold_together(survey(small.connection, ["p"]))) == 5
 
 
 # -- sessions, servers and roles --------------------------------------------------------------------------

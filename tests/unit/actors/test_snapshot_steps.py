@@ -31,6 +31,7 @@ from xidstream.pipeline.errors import (
     XidstreamError,
 )
 from xidstream.pipeline.initial_copy.copy_schedule import (
+    SMALL_BYTES,
     Carried,
     Carry,
     CommitSnapshot,
@@ -365,8 +366,8 @@ def test_a_repair_is_committed_without_its_table_being_held_and_told_with_what_i
 class Group:
     """Steps for small tables that are taken together, with a holder, readers and a sink that answer as they are told.
 
-    ``held``: which tables the holder holds, ``confirms`` to the end. ``places`` and ``commits``: what the sink answers
-    for a table, if anything else than that it is done."""
+    ``held``: which tables the holder holds, ``confirms`` to the end. ``n_bytes``: of a table under its lock. ``places``
+    and ``commits``: what the sink answers for a table, if anything else than that it is done."""
 
     def __init__(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relids: Sequence[int] = (7, 8, 9)
@@ -375,6 +376,7 @@ class Group:
         self.relids = relids
         self.held = self.confirms = list(relids)
         self.bounds = dataclasses.replace(BOUNDS, xmin=100)
+        self.n_bytes: dict[int, int] = {}
         self.places: dict[int, Any] = {}
         self.commits: dict[int, list[Any]] = {}
         self.reads: Any = None
@@ -396,10 +398,16 @@ class Group:
     def _hold(self, method: str, tables: Any, lsn: Lsn) -> Any:
         if method == "confirm_together":
             return [relid for relid in tables if relid in self.confirms]
-        held = {relid: HeldSnapshot("s", self.bounds, source_of(relid), True) for relid in self.held}
+        held = {relid: HeldSnapshot("s", self.bounds, self._source(relid), True) for relid in self.held}
         return {
             each.relation.relid: held[each.relation.relid] for each in tables if each.relation.relid in held
         }
+
+    def _source(self, relid: int) -> PublishedSource:
+        source = source_of(relid)
+        n_bytes = self.n_bytes.get(relid, source.n_bytes)
+        leaves = (dataclasses.replace(leaf, n_bytes=n_bytes) for leaf in source.leaves)
+        return dataclasses.replace(source, leaves=tuple(leaves))
 
     def _read(self, tasks: Any, bounds: Any, targets: Any) -> Any:
         if isinstance(self.reads, XidstreamError):
@@ -533,3 +541,21 @@ def test_a_sink_that_is_ahead_of_the_server_ends_the_run_in_a_group_too(group: G
     group.commits = {8: [SinkDiverged("restored")]}
     assert [each.generation.relid for each in group.commit()] == [7]
     assert isinstance(group.failed[0], SinkDiverged)
+
+
+def test_a_store_that_fails_is_asked_for_the_commits_of_a_group_less_and_less_often_and_a_function_as_before(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_s: list[float] = []
+    monkeypatch.setattr(group.steps._stop, "wait", waited_s.append)
+    monkeypatch.setattr(steps_module, "_LONGEST_PAUSE_S", 0.03)
+    group.commits = {8: [StorageFault("down")] * 4, 9: [False] * 7}
+    group.commit()
+    assert waited_s == [0.01, 0.02, 0.03, 0.03, 0.01, 0.01, 0.01]
+
+
+def test_a_table_of_a_group_that_is_not_small_under_its_lock_is_left_out_and_let_go(group: Group) -> None:
+    """While one published table is locked, a look finds no sizes, and one that was never analyzed looks empty."""
+    group.n_bytes = {8: SMALL_BYTES + 8192}
+    assert [type(each) for each in group.hold()] == [TableHeld, LeftOut, TableHeld]
+    assert group.released == [8] and 80 not in group.steps._targets

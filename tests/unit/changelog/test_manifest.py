@@ -29,7 +29,14 @@ HOUR = datetime.timedelta(hours=1)
 
 
 def line(lsn: int, table: str = "public.a", *, at: datetime.datetime = NOON, **more: object) -> ManifestLine:
-    values = {"slot": SLOT, "directory": table, "generation": 1, "snapshot_lsn": 99, "version": lsn // 10, **more}
+    values = {
+        "slot": SLOT,
+        "directory": table,
+        "generation": 1,
+        "snapshot_lsn": 99,
+        "version": lsn // 10,
+        **more,
+    }
     return ManifestLine(lsn=lsn, refreshed_at=at, table=table, **values)  # type: ignore[arg-type]
 
 
