@@ -185,7 +185,7 @@ class NullTables:
             return False
         bounds = generation.bounds
         line = {"table": generation.name, "relid": generation.relid, "number": generation.number}
-        line |= {"place": int(bounds.snapshot_lsn), "valid_from": int(bounds.valid_from)}
+        line |= {"snapshot_lsn": int(bounds.snapshot_lsn), "valid_from": int(bounds.valid_from)}
         line |= {"state": GenerationState.FINISHED.value, "is_ours": True}
 
         def add(state: dict[str, Any]) -> None:
