@@ -13,6 +13,10 @@ each of which has a block there. Where all this says a hundred, every hundredth 
 A checkpoint that could not be written (a full disk) is due again some commits later: each try may cost as much as one
 that succeeds.
 
+A writer may come and go with each commit: a refresh of a base table does. So it goes on from the checkpoint that it
+finds (``found``), whose bytes alone tell when the next one is due. Else none of these writers would live for ten
+commits, and each would read up to a hundred to open the table.
+
 Several slots may commit to one table, as to ``_transactions``. A writer that was overtaken since its commit makes no
 checkpoint in between, but it makes the one of a hundred that nobody has made: where all overtake each other all the
 time, there would be none else.
@@ -58,6 +62,11 @@ class CheckpointPace:
         may_more = self._may_more and not is_overtaken
         return may_more and self._commits < self._most and version - self._version >= self._commits
 
+    def found(self, version: int, n_bytes: int) -> None:
+        """The last one, which a writer before this one has made."""
+        self._version = version
+        self._commits = max(LEAST, _commits_of(n_bytes))
+
     def failed(self, version: int) -> None:
         """The one of this version could not be written."""
         self._not_before = version + LEAST
@@ -69,4 +78,9 @@ class CheckpointPace:
     def made(self, version: int, took_s: float, n_bytes: int) -> None:
         """It has one of ``n_bytes``. ``took_s``: to write it, and to open the table at it."""
         self._version = version
-        self._commits = max(LEAST, math.ceil(math.sqrt(2 * took_s / FILE_S)), -(-n_bytes // COMMIT_BYTES))
+        self._commits = max(LEAST, math.ceil(math.sqrt(2 * took_s / FILE_S)), _commits_of(n_bytes))
+
+
+def _commits_of(n_bytes: int) -> int:
+    """So many commits take as much of the disk as a checkpoint of ``n_bytes``."""
+    return -(-n_bytes // COMMIT_BYTES)

@@ -127,6 +127,8 @@ class DeltaTableWriter:
         )
         may_more = location.is_local and interval is None
         self._checkpoints = CheckpointPace(self.version, most, may_more=may_more)
+        if may_more:
+            self._checkpoints.found(*self._checkpoint_there())
         self._is_failure_logged = False
         """Whether the last checkpoint failed: such failures are logged once in a row."""
 
@@ -483,7 +485,7 @@ class DeltaTableWriter:
         is_overtaken = self.version != ours
         try:
             if is_overtaken and self._checkpoints.is_due(self.version, is_overtaken=True):
-                self._checkpoints.made_by_another(self._checkpoint_there())
+                self._checkpoints.made_by_another(self._checkpoint_there()[0])
             if self._checkpoints.is_due(self.version, is_overtaken=is_overtaken):
                 self._write_checkpoint()
             self._clean_if_due()
@@ -498,13 +500,13 @@ class DeltaTableWriter:
                 )
                 _LOGGER.warning(events.Event("checkpoint_failed", text, table=self.label))
 
-    def _checkpoint_there(self) -> int:
-        """The version of the log's last checkpoint; NOTHING where it has none. Raises OSError."""
+    def _checkpoint_there(self) -> tuple[int, int]:
+        """The version of the log's last checkpoint, NOTHING where none is known, and its bytes."""
         try:
             checkpoint = json.loads(self.location.read("_delta_log/_last_checkpoint"))
-            return int(checkpoint["version"])
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
-            return NOTHING  # it is a hint, and one more checkpoint does no harm
+            return int(checkpoint["version"]), int(checkpoint.get("sizeInBytes") or 0)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return NOTHING, 0  # it is a hint, and one more checkpoint does no harm
 
     def _write_checkpoint(self) -> None:
         """In a folder the handle goes on from the checkpoint: what it lists begins there."""

@@ -26,8 +26,8 @@ from deltalake import DeltaTable
 
 from xidstream.pipeline.log_tables.locations import Location
 
-_MOST_IDS: Final = 1_000
-"""Commits whose ids are kept until somebody takes them: nobody may."""
+_MOST_IDS: Final = 100
+"""Commits whose ids are kept until somebody takes them: nobody may. Who does needs those after the last checkpoint."""
 
 
 class TableHandle(DeltaTable):
@@ -60,7 +60,7 @@ class TableHandle(DeltaTable):
         return self._transactions[app_id]
 
     def take_ids(self) -> dict[int, frozenset[str]]:
-        """The application ids of commits that were read since the last call, by version; the last thousand."""
+        """The application ids of commits that were read since the last call, by version; the last hundred."""
         taken: dict[int, frozenset[str]] = {}
         while self._ids:
             version, ids = self._ids.popitem()

@@ -65,6 +65,22 @@ def test_one_that_failed_is_due_again_some_commits_later() -> None:
     assert not pace.is_due(198) and pace.is_due(199)
 
 
+@pytest.mark.parametrize(
+    ("n_bytes", "commits"), [(0, LEAST), (40 * COMMIT_BYTES + 1, 41)], ids=["small", "by_its_bytes"]
+)
+def test_a_writer_goes_on_from_the_checkpoint_that_it_finds(n_bytes: int, commits: int) -> None:
+    pace = CheckpointPace(25, 1_000)
+    pace.found(20, n_bytes)
+    assert due_after(pace, 20) == commits
+
+
+def test_writers_that_live_for_one_commit_each_leave_a_checkpoint_every_ten(location: Location) -> None:
+    opened(location)
+    for lsn in range(1, 4 * LEAST):
+        opened(location).commit([], {APP: lsn})
+    assert checkpoints(location) == [LEAST, 2 * LEAST, 3 * LEAST]
+
+
 @pytest.mark.parametrize("version", [LEAST, 99], ids=["ours", "the_hundredth"])
 @pytest.mark.parametrize("obstacle", ["{:020d}.checkpoint.parquet", "_last_checkpoint"])
 def test_a_checkpoint_that_cannot_be_written_fails_no_commit_is_told_once_and_tried_again(
@@ -108,14 +124,14 @@ def test_a_writer_goes_on_from_its_checkpoints_with_each_row_and_watermark(locat
 def test_a_writer_that_others_overtake_makes_no_checkpoint_of_their_commit(location: Location) -> None:
     """Its own is not the newest version then, and the watermark is looked at anew."""
     writer = opened(location)
-    for lsn in range(1, LEAST):
+    for lsn in range(1, LEAST - 1):
         commit(writer, location, lsn)
     opened(location).commit([], {"of another slot": 1})
+    commit(writer, location, LEAST - 1)
+    assert writer.version == LEAST and not checkpoints(location)
     commit(writer, location, LEAST)
-    assert not checkpoints(location)
-    commit(writer, location, LEAST + 1)
-    assert checkpoints(location) == [LEAST + 2]
-    assert rows_of(location) == [row(lsn) for lsn in range(1, LEAST + 2)]
+    assert checkpoints(location) == [LEAST + 1]
+    assert rows_of(location) == [row(lsn) for lsn in range(1, LEAST + 1)]
 
 
 def test_a_table_with_an_interval_of_its_own_keeps_it(location: Location) -> None:
