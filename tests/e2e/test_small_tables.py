@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Pipeline
 from tests.e2e.test_snapshots import generations, kill, start, until, wait_until_delivered, wait_until_taken
-from tests.fold import Log
+from tests.fold import Log, Row
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import SinkDiverged
 from xidstream.pipeline.faultpoints import FaultPlan
@@ -35,7 +35,16 @@ def assert_each_is_the_source(pipeline: Pipeline, names: list[str]) -> None:
     wait_until_delivered(pipeline, lsn)
     for name in names:
         rows = Counter(pipeline.database.execute(f"select id, n from {name}"))
-        assert Log(pipeline.delta, "public", name).at(lsn) == rows, name
+        assert in_one_column(Log(pipeline.delta, "public", name).at(lsn)) == rows, name
+
+
+def in_one_column(state: Counter[Row]) -> Counter[Row]:
+    """``(id, n)``. A log whose snapshot began before n's type changed has n in a second column, too."""
+    one: Counter[Row] = Counter()
+    for (key, *versions), times in state.items():
+        (n,) = (value for value in versions if value is not None)
+        one[key, n] += times
+    return one
 
 
 def finished(pipeline: Pipeline) -> Counter[tuple[str, int]]:
