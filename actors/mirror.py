@@ -27,10 +27,10 @@ from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.errors import Action, Superseded, UsageError, XidstreamError
 from xidstream.pipeline.mirror.base_tables import BaseTables, Refreshed
 from xidstream.pipeline.mirror.table_folder import Vacuumed
-from xidstream.pipeline.pg_rules import duration_s
 from xidstream.pipeline.quantities import counted, human_bytes
 from xidstream.pipeline.settings.catalog_names import CatalogName
 from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.times import duration_s
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

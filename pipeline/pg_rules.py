@@ -23,9 +23,6 @@ _NAME_BYTES: Final = 63
 """NAMEDATALEN - 1."""
 _MEMORY: Final = re.compile(r"([0-9]{1,10}) ?(kB|MB|GB)")
 _UNITS_KB: Final = {"kB": 1, "MB": 1024, "GB": 1024 * 1024}
-_DURATION: Final = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*(ms|s|min|h|d)\s*")
-_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
-"""PostgreSQL's own units of time, but for microseconds."""
 _MIN_WORK_MEM_KB: Final = 64
 _MAX_WORK_MEM_KB: Final = (1 << 31) - 1
 _HIGHEST_PROTO_VERSION: Final = 4
@@ -136,13 +133,3 @@ def _label_part(name: str) -> str:
     if "." in name or name.startswith('"'):
         return '"' + name.replace('"', '""') + '"'
     return name
-
-
-def duration_s(text: str, name: str) -> float:
-    """The seconds of ``60s``, ``5min``, ``24h``, as PostgreSQL writes units of time. Raises ConfigError."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise ConfigError(
-            f"{name} must be a time with its unit (ms, s, min, h, d), such as 60s, got {text!r}"
-        )
-    return float(match[1]) * _UNITS_S[match[2]]

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.settings.times import time_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 BEGIN, END = "<!-- made by `make docs` -->\n", "<!-- end -->\n"
@@ -33,6 +34,8 @@ def _default(f: dataclasses.Field[object]) -> str:
         return "`true`" if f.default else "`false`"
     if f.metadata.get("size"):
         return f"`{int(str(f.default)) >> 20}MB`"
+    if f.metadata.get("time"):
+        return f"`{time_text(float(str(f.default)), f.name)}`"
     return f"`{f.default}`"
 
 

@@ -18,11 +18,11 @@ from xidstream.actors.runtime.driver_session import DriverSession
 from xidstream.actors.runtime.signals import StopRequest
 from xidstream.actors.runtime.waiting_line import waiting
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.pg_rules import duration_s
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.credentials import redacted
 from xidstream.pipeline.settings.file_modes import choose_for_process
 from xidstream.pipeline.settings.sink_kinds import DELTA, kind_named
+from xidstream.pipeline.settings.times import duration_s
 from xidstream.pipeline.sinks.sink import check_sink_spec
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from xidstream.pipeline.settings import file_modes
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.settings_file import load_toml
 from xidstream.pipeline.settings.slot_list import configs_of
+from xidstream.pipeline.settings.times import time_text
 
 _STRUCTURED = {"spark_conf"}
 _METAVARS: Final = {
@@ -216,7 +217,7 @@ def setting_options(*names: str) -> Callable[[Any], Any]:
 
 
 def _click_type(f: dataclasses.Field[Any]) -> Any:
-    if f.metadata.get("size"):
+    if f.metadata.get("size") or f.metadata.get("time"):
         return str
     if f.name == "streaming":
         return click.Choice(["off", "on", "parallel"])
@@ -228,13 +229,15 @@ def _click_type(f: dataclasses.Field[Any]) -> Any:
 def _metavar(f: dataclasses.Field[Any]) -> str | None:
     if f.metadata.get("size"):
         return "SIZE"
+    if f.metadata.get("time"):
+        return "TIME"
     return _METAVARS.get(f.name)
 
 
 def _shown(f: dataclasses.Field[Any]) -> str:
     if f.metadata.get("size"):
         return f"{int(str(f.default)) >> 20}MB"
-    return str(f.default)
+    return time_text(float(str(f.default)), f.name) if f.metadata.get("time") else str(f.default)
 
 
 def build_configs(config_file: Path | None, options: dict[str, Any]) -> tuple[Config, ...]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.pg_rules import check_publication_names, duration_s, renamed_columns
+from xidstream.pipeline.pg_rules import check_publication_names, renamed_columns
 from xidstream.pipeline.settings.addresses import check_address
 from xidstream.pipeline.settings.config_checks import check_values
 from xidstream.pipeline.settings.credentials import redacted, refuse_in_spark_conf, refuse_in_uris
@@ -38,6 +38,7 @@ from xidstream.pipeline.settings.settings_file import load_toml, unknown_setting
 from xidstream.pipeline.settings.sink_kinds import SinkKind, kind_named, kind_of
 from xidstream.pipeline.settings.sink_settings import SinkSettings
 from xidstream.pipeline.settings.sizes import parse_size
+from xidstream.pipeline.settings.times import duration_s, parse_time
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -46,10 +47,16 @@ _LIBPQ = frozenset({"PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE",
 
 
 def _setting(
-    default: Any, text: str, *, size: bool = False, within: tuple[float, float] | None = None
+    default: Any,
+    text: str,
+    *,
+    size: bool = False,
+    time: bool = False,
+    within: tuple[float, float] | None = None,
 ) -> Any:
-    """``size``: bytes, which people write as ``parse_size`` reads them. ``within``: the least and the most."""
-    return field(default=default, metadata={"help": text, "size": size, "within": within})
+    """``size``, ``time``: people write it as ``parse_size`` or ``parse_time`` reads it. ``within``: the least and the
+    most."""
+    return field(default=default, metadata={"help": text, "size": size, "time": time, "within": within})
 
 
 @dataclass(frozen=True)
@@ -151,11 +158,13 @@ class Config:
         10,
         "how long a small transaction may wait for others to share its block; up to ten times that in a flood, or "
         "while earlier blocks wait to be sent",
+        time=True,
         within=(0, 60_000),
     )
     stream_linger_ms: int = _setting(
         2000,
         "how long rows of an open transaction may wait in the reader; shorter makes smaller blocks, which cost more",
+        time=True,
         within=(0, 600_000),
     )
     reader_memory_bytes: int = _setting(
@@ -189,6 +198,7 @@ class Config:
         5.0,
         "how long a committed transaction may wait for the sink before it is written to the journal: longer than a "
         "batch takes while the sink keeps up",
+        time=True,
         within=(0, 86_400),
     )
     journal_max_bytes: int = _setting(
@@ -210,6 +220,7 @@ class Config:
     buffers_idle_s: float = _setting(
         30.0,
         "how long a buffer beyond buffers_min may have nothing to do before it is given back",
+        time=True,
         within=(0, 86_400),
     )
     batch_rows: int = _setting(
@@ -226,6 +237,7 @@ class Config:
     status_interval_ms: int = _setting(
         10_000,
         "how often the reader reports to the server when nothing happens; a sixth of wal_sender_timeout's default",
+        time=True,
         within=(100, 600_000),
     )
     receive_timeout_ms: int = _setting(
@@ -233,11 +245,13 @@ class Config:
         "how long the server may stay silent, although asked each status_interval_ms, before the connection counts as "
         "lost; not less than two of these intervals, and 0: for ever. It is like PostgreSQL's wal_receiver_timeout: "
         "nothing else notices a link that only one side has lost",
+        time=True,
         within=(0, 86_400_000),
     )
     heartbeat_interval_s: float = _setting(
         0.0,
         "how often the reader writes a heartbeat into the server's WAL; 0: never (docs/failover.md says why)",
+        time=True,
         within=(0, 86_400),
     )
     status_address: str = _setting(
@@ -330,6 +344,7 @@ class Config:
     spark_executors_idle_s: float = _setting(
         60.0,
         "how long an executor beyond spark_executors may have no task before it is given back",
+        time=True,
         within=(1, 86_400),
     )
     spark_executor_cores: int = _setting(2, "task slots of an executor", within=(1, 1_000))
@@ -357,10 +372,13 @@ class Config:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            value, is_size = getattr(self, f.name), bool(f.metadata.get("size"))
-            check_type(f.name, str(f.type), value, is_size=is_size)
+            value, is_size, is_time = getattr(self, f.name), f.metadata.get("size"), f.metadata.get("time")
+            example = "a size such as 64MB" if is_size else "a time such as 10ms" if is_time else None
+            check_type(f.name, str(f.type), value, example)
             if is_size:
                 object.__setattr__(self, f.name, parse_size(value, f.name))
+            elif is_time:
+                object.__setattr__(self, f.name, parse_time(value, f.name))
         object.__setattr__(self, "publication", _entries(self.publication))
         check_publication_names(self.publication)
         object.__setattr__(self, "column_names", _entries(self.column_names))

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from xidstream.pipeline.errors import ConfigError, UsageError
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, duration_s, work_mem
+from xidstream.pipeline.pg_rules import Streaming, check_slot_name, check_stream_options, work_mem
 from xidstream.pipeline.settings.addresses import host_and_port
 from xidstream.pipeline.settings.catalog_names import CatalogName
 from xidstream.pipeline.settings.file_modes import check_mode
 from xidstream.pipeline.settings.modes import SnapshotMode, SparkMode
 from xidstream.pipeline.settings.sizes import check_executor_memory
+from xidstream.pipeline.settings.times import duration_s
 
 if TYPE_CHECKING:
     from xidstream.pipeline.settings.config import Config

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.pg_rules import duration_s
 from xidstream.pipeline.settings.log_retention import KEEP_ALL, LogRetention
+from xidstream.pipeline.settings.times import duration_s
 
 LOG: Final = "delta.logRetentionDuration"
 REMOVED_FILES: Final = "delta.deletedFileRetentionDuration"

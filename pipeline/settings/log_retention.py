@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from xidstream.pipeline.errors import ConfigError
-from xidstream.pipeline.pg_rules import duration_s
 from xidstream.pipeline.settings.by_pattern import first_fitting, parts_of
 from xidstream.pipeline.settings.sizes import parse_size
+from xidstream.pipeline.settings.times import duration_s
 
 LEAST_AGE_S: Final = 3600.0
 """Nothing younger is removed, whatever is asked for: what the server may send again, and what a snapshot in progress or

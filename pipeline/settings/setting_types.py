@@ -35,16 +35,16 @@ _NO_VALUE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """A tab and a line break may be in a value: many Java options are written over several lines."""
 
 
-def check_type(name: str, declared: str, value: Any, *, is_size: bool = False) -> None:
+def check_type(name: str, declared: str, value: Any, with_unit: str | None = None) -> None:
     """Raise ConfigError unless a value fits the field of ``Config`` that has this declared type.
 
-    ``is_size``: it may be written with a unit."""
+    ``with_unit``: it may be a text with a unit, which is told by this example."""
     plain = declared.removesuffix(" | None")
     if value is None and plain != declared:
         return
     types, words = _WORDS[plain]
-    if is_size:
-        types, words = (int, str), "a size such as 64MB"
+    if with_unit is not None:
+        types, words = (*types, str), with_unit
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         shown = f"{value!r}" if isinstance(value, (bool, float)) else type(value).__name__
         raise ConfigError(f"{name} must be {words}, got {shown}")

@@ -12,6 +12,7 @@ from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.credentials import holds_credentials, redacted
 from xidstream.pipeline.settings.settings_file import load_toml
 from xidstream.pipeline.settings.slot_list import configs_of
+from xidstream.pipeline.settings.times import parse_time, time_text
 
 SECRET = "hunter2"
 
@@ -251,3 +252,69 @@ def test_iceberg_commits_are_seconds_apart_at_most(value: str) -> None:
     assert Config(iceberg_commit_every="250ms").sink_settings.commit_every_s == 0.25
     with pytest.raises(ConfigError, match="iceberg_commit_every"):
         Config(iceberg_commit_every=value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "given", "found"),
+    [
+        ("linger_ms", 20, 20),
+        ("linger_ms", "20", 20),
+        ("linger_ms", "20ms", 20),
+        ("linger_ms", "0.02 s", 20),
+        ("linger_ms", "1.001s", 1_001),
+        ("linger_ms", "1min", 60_000),
+        ("linger_ms", "0", 0),
+        ("buffers_idle_s", "250ms", 0.25),
+        ("buffers_idle_s", "1.5", 1.5),
+        ("buffers_idle_s", "1h", 3_600.0),
+        ("receive_timeout_ms", "2min", 120_000),
+    ],
+)
+def test_a_time_is_written_with_a_unit_or_as_a_number_of_the_unit_in_its_name(
+    setting: str, given: object, found: float
+) -> None:
+    (value,) = {getattr(Config.of({setting: given}), setting)}
+    assert value == found and isinstance(value, int) == setting.endswith("_ms")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"linger_ms": "soon"},
+        {"linger_ms": "10 weeks"},
+        {"linger_ms": "0.5ms"},
+        {"linger_ms": "-1"},
+        {"linger_ms": "1h"},
+        {"linger_ms": 1.5},
+        {"linger_ms": True},
+        {"buffers_idle_s": "nan"},
+        {"buffers_idle_s": float("nan")},
+        {"journal_after_s": "2d"},
+        {"mirror_every": "60"},
+    ],
+)
+def test_a_time_that_is_none_or_out_of_its_bounds_is_refused_by_the_settings_name(
+    settings: dict[str, Any],
+) -> None:
+    (name,) = settings
+    with pytest.raises(ConfigError, match=rf"^{name} must be"):
+        Config.of(settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "text"),
+    [
+        (10, "linger_ms", "10ms"),
+        (2_000, "stream_linger_ms", "2s"),
+        (60_000, "receive_timeout_ms", "1min"),
+        (90_000, "receive_timeout_ms", "90s"),
+        (0.25, "journal_after_s", "250ms"),
+        (86_400.0, "journal_after_s", "1d"),
+        (0.0, "heartbeat_interval_s", "0"),
+    ],
+)
+def test_a_default_time_is_shown_as_people_write_it_and_reads_as_itself(
+    value: float, name: str, text: str
+) -> None:
+    assert time_text(value, name) == text
+    assert parse_time(text, name) == value
