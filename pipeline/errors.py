@@ -16,6 +16,8 @@ notebooks show it below the message, and ``str`` stays one sentence. Python 3.10
 from __future__ import annotations
 
 import enum
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +25,25 @@ from typing import Final
 from xidstream.pipeline.quantities import visible
 
 HAS_NOTES: Final = hasattr(BaseException, "add_note")
+
+
+_OS_ERROR: Final = re.compile(r"\(os error (\d{1,4})\)")
+"""How libraries in Rust tell the number of a failed system call, deltalake among them."""
+_HTTP_STATUS: Final = re.compile(r"status (\d{3}(?: [A-Z][A-Za-z]+)*)")
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
+
+
+def known_reason(error: BaseException) -> str | None:
+    """Why the system or a store refused: ``No space left on device``, ``status 403 Forbidden``. None where a foreign
+    error does not say. The rest of its text may hold values of rows, or a secret."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = _ESCAPES.sub("", str(error))
+    if status := _HTTP_STATUS.search(text):
+        return f"status {status[1]}"
+    if number := _OS_ERROR.search(text):
+        return os.strerror(int(number[1]))
+    return None
 
 
 class Action(enum.Enum):

@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from xidstream.pipeline import errors
-from xidstream.pipeline.errors import ComponentLost, SinkFailed, StorageFault, XidstreamError
+from xidstream.pipeline.errors import ComponentLost, SinkFailed, StorageFault, XidstreamError, known_reason
 
 _LOST_SIGNS: Final = (
     "SparkContext was shut down",
@@ -83,5 +83,5 @@ def fault_of(error: Exception, doing: str) -> XidstreamError:
     if _is_session_lost(error):
         return ComponentLost(f"the Spark session was lost while {doing} ({name})")
     if isinstance(error, OSError):
-        return StorageFault(f"{doing}: {error.strerror or name}")
-    return SinkFailed(f"{doing}: {name}")
+        return StorageFault(f"{doing}: {known_reason(error) or name}")
+    return SinkFailed(f"{doing}: {known_reason(error) or name}")

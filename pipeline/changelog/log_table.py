@@ -29,7 +29,7 @@ from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.delta.kept_tables import KeptTables, opened
 from xidstream.pipeline.delta.plain_files import check_plain_files
 from xidstream.pipeline.delta.stored_columns import columns_of
-from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.errors import StorageFault, known_reason
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.file_rows import rows_of_file
 from xidstream.pipeline.log_tables.locations import Location
@@ -72,7 +72,7 @@ def reading(what: str) -> Iterator[None]:
     except TableNotFoundError:
         raise
     except (OSError, DeltaError, pa.ArrowException) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
+        reason = known_reason(error) or type(error).__name__
         raise StorageFault(f"{what} cannot be read: {reason}") from error
 
 

@@ -63,7 +63,7 @@ from xidstream.pipeline.delta.plain_files import check_plain_files, is_mergeable
 from xidstream.pipeline.delta.stored_columns import columns_of, delta_field
 from xidstream.pipeline.delta.table_handle import TableHandle
 from xidstream.pipeline.delta.upkeep import Upkeep
-from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError
+from xidstream.pipeline.errors import SinkFailed, UsageError, XidstreamError, known_reason
 from xidstream.pipeline.log_tables.columns import TableColumn
 from xidstream.pipeline.log_tables.file_rows import rows_of_file
 from xidstream.pipeline.log_tables.layout import layout_columns
@@ -493,7 +493,7 @@ class DeltaTableWriter:
             self._checkpoints.failed(self.version)
             if not self._is_failure_logged:
                 self._is_failure_logged = True
-                kind = getattr(error, "strerror", None) or type(error).__name__
+                kind = known_reason(error) or type(error).__name__
                 text = (
                     f"Delta table {self.label}: no checkpoint of its log could be written ({kind}); its commits "
                     "stand, and this is tried again"

@@ -33,7 +33,7 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import FileFormat, ManifestContent
 from pyiceberg.types import LongType
 
-from xidstream.pipeline.errors import StorageFault, Unsupported
+from xidstream.pipeline.errors import StorageFault, Unsupported, known_reason
 from xidstream.pipeline.iceberg.catalogs import bare
 from xidstream.pipeline.iceberg.iceberg_types import RULES, arrow_type
 from xidstream.pipeline.iceberg.table_properties import LSN
@@ -56,7 +56,7 @@ def reading(title: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
+        reason = known_reason(error) or type(error).__name__
         raise StorageFault(f"{title} cannot be read: {reason}") from error
 
 

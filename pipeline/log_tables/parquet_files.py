@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.errors import StorageFault
+from xidstream.pipeline.errors import StorageFault, known_reason
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.parquet import SPARK_METADATA, halved, statistics_leaves
 
@@ -275,7 +275,9 @@ def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _storage_fault(path: str, error: OSError) -> StorageFault:
-    return StorageFault(f"Parquet file {path} cannot be written: {error.strerror or type(error).__name__}")
+    return StorageFault(
+        f"Parquet file {path} cannot be written: {known_reason(error) or type(error).__name__}"
+    )
 
 
 def report_of(files: list[WrittenFile]) -> pa.RecordBatch:

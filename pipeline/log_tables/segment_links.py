@@ -48,7 +48,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from xidstream.pipeline import parquet
-from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
+from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, known_reason
 from xidstream.pipeline.exchange import SegmentPart
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.azure_copies import AzureCopies
@@ -299,7 +299,9 @@ def _copies_of(storage_uri: str, root: Location) -> type[StoreCopies] | None:
 
 
 def _unnamed(path: str, error: OSError) -> StorageFault:
-    return StorageFault(f"Parquet file {path} cannot be linked: {error.strerror or type(error).__name__}")
+    return StorageFault(
+        f"Parquet file {path} cannot be linked: {known_reason(error) or type(error).__name__}"
+    )
 
 
 def _link(source: str, target: str) -> bool:

@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
+from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, known_reason
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.parquet.checking import verify_tail
 from xidstream.pipeline.parquet.row_file import CommitStamp, PatchRange, RowFile
@@ -96,4 +96,4 @@ def _write(descriptor: int, slot: PatchRange) -> None:
 
 
 def _fault(name: str, error: OSError) -> StorageFault:
-    return StorageFault(f"cannot fill in segment {name!r}: {error.strerror or type(error).__name__}")
+    return StorageFault(f"cannot fill in segment {name!r}: {known_reason(error) or type(error).__name__}")

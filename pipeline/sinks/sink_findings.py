@@ -18,7 +18,6 @@ import dataclasses
 import datetime
 import inspect
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError, XidstreamError
+from xidstream.pipeline.errors import ConfigError, StorageFault, UsageError, XidstreamError, known_reason
 from xidstream.pipeline.exchange import SlotIdentity, Tenure
 from xidstream.pipeline.findings import Finding
 from xidstream.pipeline.log_tables import locations
@@ -51,8 +50,6 @@ MOST_TABLES: Final = 100
 _THREADS: Final = 8
 _PROBE: Final = ".xidstream-check"
 _ONE_ATTEMPT: Final = {"max_retries": "1", "retry_timeout": "5s", "connect_timeout": "5s", "timeout": "10s"}
-_HTTP_STATUS: Final = re.compile(r"status (\d{3}(?: [A-Z][A-Za-z]+)*)")
-_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m|↳")
 
 
 @dataclass(frozen=True)
@@ -347,14 +344,5 @@ def _holdings_text(writers: Sequence[Any], application_id: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The part of a foreign error that is surely no secret and no row."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    text = _ESCAPES.sub("", str(error))
-    status = _HTTP_STATUS.search(text)
-    if status is not None:
-        return f"status {status[1]}"
-    # An object store's error tells its story from the outside in: the last line is the cause.
-    last = text.strip().splitlines()[-1].strip() if text.strip() else ""
-    refused = re.fullmatch(r"[A-Za-z ,:-]+\(os error \d+\)", last)
-    return last if refused else type(error).__name__
+    known = known_reason(error) or type(error).__name__
+    return f"{known} ({error.filename})" if isinstance(error, OSError) and error.filename else known

@@ -27,7 +27,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from xidstream.pipeline.errors import SegmentCorrupt, StorageFault
+from xidstream.pipeline.errors import SegmentCorrupt, StorageFault, known_reason
 from xidstream.pipeline.exchange import MessageFile, Segment, SegmentPart, SpilledMessages
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.log_tables.columns import Conform
@@ -68,7 +68,7 @@ def _reading(file: Segment | MessageFile) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageFault(
-            f"segment {file.key} cannot be read: {error.strerror or type(error).__name__}"
+            f"segment {file.key} cannot be read: {known_reason(error) or type(error).__name__}"
         ) from error
     except pa.ArrowInvalid as error:
         raise SegmentCorrupt(f"segment {file.key} is not a file that xidstream wrote") from error

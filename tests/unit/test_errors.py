@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 import pickle
+import resource
 import sys
 import traceback
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from xidstream.pipeline import errors
-from xidstream.pipeline.errors import POLICY, ConfigError, SlotInUse, XidstreamError
+from xidstream.pipeline.errors import POLICY, ConfigError, SlotInUse, XidstreamError, known_reason
 from xidstream.pipeline.settings.config import Config
+from xidstream.pipeline.spark_errors import fault_of
 
 needs_notes = pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes there")
 
@@ -68,3 +73,45 @@ def test_no_remedy_of_a_class_has_anybody_delete_what_may_be_the_only_copy() -> 
     for policy in POLICY.values():
         for word in ("slot drop --storage", "discard", "remove", "rm "):
             assert word not in policy.remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(28, "No space left on device", "/rows/4711"), "No space left on device"),
+        (
+            Exception(
+                "Failed to parse parquet: External: Generic LocalFileSystem error: Unable to copy data to file: No "
+                "space left on device (os error 28)"
+            ),
+            "No space left on device",
+        ),
+        (
+            OSError(
+                "Generic S3 error\n\x1b[31m↳\x1b[0m Server returned non-2xx status 403 Forbidden: key 4711"
+            ),
+            "status 403 Forbidden",
+        ),
+        (ValueError("row 4711 is wrong"), None),
+    ],
+)
+def test_a_foreign_error_tells_why_it_was_refused_and_nothing_else(
+    error: Exception, reason: str | None
+) -> None:
+    assert known_reason(error) == reason
+
+
+def test_deltas_own_error_tells_what_the_system_said(tmp_path: Path) -> None:
+    table = pa.table({"n": range(10_000)})
+    write_deltalake(tmp_path / "t", table)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # it fails as a full disk does
+    try:
+        with pytest.raises(Exception, match="os error") as raised:
+            write_deltalake(tmp_path / "t", table, mode="append")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert known_reason(raised.value) == "File too large"
+    assert (
+        fault_of(raised.value, "writing table public.t").message == "writing table public.t: File too large"
+    )
