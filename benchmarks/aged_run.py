@@ -22,8 +22,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -32,18 +30,16 @@ from typing import Any, Final
 
 import boto3
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.mirror import local_session
 from benchmarks.old_log import file_sizes, transactions
-from benchmarks.processes import role_of
 from benchmarks.results import median, percentile
-from benchmarks.source import PUBLICATION, Source, server
+from benchmarks.slot_run import SlotRun
+from benchmarks.source import Source, server
 from tests.s3_server import counted_s3
 from xidstream.actors.mirror import Mirror
-from xidstream.actors.runtime.run_search import local_answers
 from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.changelog.slots import application_ids
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
@@ -67,78 +63,8 @@ _HOUR: Final = 3_600
 _REPLACED: Final = 86_400 * 9 // 8
 """Files of a table that merges replace in a day: each of a commit, and an eighth of them once more."""
 _PIECE: Final = 100_000
-_WAIT_S: Final = 120.0
-_SINK: Final = "ray::SparkDriver"
 _ASKED_EVERY: Final = 15
 """Transactions between two looks at the account, which has the last twenty batches."""
-
-
-class _Run:
-    """``xidstream run`` of one source into one folder, until the end of the block."""
-
-    def __init__(self, source: Source, slot: str, folder: Path) -> None:
-        self._source, self._slot, self._folder = source, slot, folder
-        self.root = folder / "tables"
-
-    def __enter__(self) -> _Run:
-        where = ["--slot", self._slot, "--publication", PUBLICATION, "--storage", f"{self._folder}/storage"]
-        command = [
-            sys.executable,
-            "-m",
-            "actors",
-            "run",
-            "--dsn",
-            self._source.dsn,
-            *where,
-            "--sink",
-            f"delta:{self.root}",
-        ]
-        with open(self._folder / "run.log", "ab") as log:
-            started_s = time.monotonic()
-            self._process = subprocess.Popen([*command, "--snapshot", "initial"], stdout=log, stderr=log)
-        self.await_(self._is_read)
-        self.start_s = time.monotonic() - started_s
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def _is_read(self) -> bool:
-        query = "select active from pg_replication_slots where slot_name = %s"
-        return bool(self._source.execute(query, self._slot)[0][0])
-
-    def await_(self, condition: Any) -> None:
-        deadline_s = time.monotonic() + _WAIT_S
-        while not condition():
-            assert self._process.poll() is None, (self._folder / "run.log").read_text()
-            assert time.monotonic() < deadline_s, "it did not happen in time"
-            time.sleep(0.05)
-
-    def account(self) -> dict[str, Any]:
-        (answer,) = local_answers(self._slot)
-        return dict(json.loads(answer))
-
-    def n_transactions(self) -> int:
-        return int(self.account()["sink"]["n_transactions"])
-
-    def processes(self) -> list[psutil.Process]:
-        process = psutil.Process(self._process.pid)
-        return [process, *process.children(recursive=True)]
-
-    def pss_mb(self) -> dict[str, int]:
-        found: Counter[str] = Counter()
-        for process in self.processes():
-            line = " ".join(process.cmdline())
-            known = {_SINK: "sink", "actors run": "supervisor"}
-            role = next((name for mark, name in known.items() if mark in line), None) or role_of(line)
-            found[role] += process.memory_full_info().pss
-        return {"all": round(found.total() / 1e6), **{k: round(v / 1e6) for k, v in sorted(found.items())}}
-
-    def sink_cpu_s(self) -> float:
-        (sink,) = [each for each in self.processes() if _SINK in "".join(each.cmdline())]
-        times = sink.cpu_times()
-        return float(times.user + times.system)
 
 
 # -- the history ------------------------------------------------------------------------------------------
@@ -277,7 +203,7 @@ def _kind(what: str) -> str:
 def measure(source: Source, folder: Path, spark: Any, n_transactions: int, seconds: int) -> dict[str, Any]:
     (slot,) = source.slots(1)
     source.insert(_ROWS)
-    with _Run(source, slot, folder) as run:
+    with SlotRun(source, slot, folder) as run:
         source.execute("update t set k = 0 where id = 1")
         run.await_(lambda: (run.root / locations.TRANSACTIONS).exists() and run.n_transactions() > 0)
         run.await_(lambda: _is_copied(run.root, spark))
@@ -289,7 +215,7 @@ def measure(source: Source, folder: Path, spark: Any, n_transactions: int, secon
     for name, lsn_column in _COLUMNS:
         _age(Location.parse(str(run.root)), name, lsn_column, n_transactions, begin)
     found: dict[str, Any] = {"made_s": round(time.monotonic() - started_s)}
-    with _Run(source, slot, folder) as run:
+    with SlotRun(source, slot, folder) as run:
         found["start_s"] = round(run.start_s, 1)
         _trickle(source, 5)
         run.await_(lambda: LogFrames(str(run.root)).readable_lsn > begin + n_transactions * _WAL)
