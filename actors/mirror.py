@@ -164,6 +164,9 @@ def _register_of(tables: BaseTables, tell: Callable[[str, bool], None]) -> _Regi
 
 
 VACUUM_EVERY_S: Final = 600.0
+_MOST_VERSIONS: Final = 1_500
+"""With a thousand, a refresh of a base table in Iceberg takes three times the CPU time (docs/iceberg.md). A refresh a
+minute makes 1,440 in a day, which is the default retention."""
 
 
 class MirrorLoop:
@@ -277,6 +280,8 @@ def loop_of(
     catalog = CatalogName.parse(config.mirror_catalog)
     tables = BaseTables(config.sink, config.slot or None, config.mirror_file_bytes, catalog=catalog)
     vacuum_s = duration_s(config.mirror_retention, "mirror_retention") if config.mirror_vacuum else None
+    if note := versions_note(config, every_s):
+        tell(note)
     group, about = _JOBS
     return MirrorLoop(
         tables,
@@ -286,6 +291,21 @@ def loop_of(
         tell=tell,
         waits_for_log=bool(beside),
         register=_register_of(tables, lambda text, is_fault: tell(text)),
+    )
+
+
+def versions_note(config: Config, every_s: float | None) -> str | None:
+    """What to tell where a commit of a base table would come to write very many former versions anew."""
+    if every_s is None or not config.sink_kind.rewrites_versions:
+        return None
+    n = duration_s(config.mirror_retention, "mirror_retention") / every_s
+    if config.mirror_vacuum and n <= _MOST_VERSIONS:
+        return None
+    kept = f"up to {round(n):,} snapshots (mirror_retention)" if config.mirror_vacuum else "all its snapshots"
+    return (
+        f"note: a base table that each refresh changes keeps {kept}, and each commit writes all of them anew; some "
+        "hundreds cost little: choose a longer time between two refreshes, or a shorter mirror_retention "
+        "(docs/iceberg.md)"
     )
 
 

@@ -36,6 +36,7 @@ class SinkKind:
     whom. ``has_states``: states and changes are read from that log (``ChangeLog``), and ``verify`` compares them.
     ``has_base_tables``: base tables are made beside it. ``erases_keys``: keys are erased from both. ``carries_rows``:
     repairs carry its rows over. ``orders_rows``: where it makes one file of many, it orders the rows (``log_layout``).
+    ``rewrites_versions``: a commit writes anew what a base table knows of its former versions.
     ``needs_spark``: each batch asks for the Spark session; else only a batch does that is too much for the driver's own
     process. ``runs_users_code``: the sink hands rows to a function of the user. ``implementation``:
     ``module:class``."""
@@ -52,6 +53,7 @@ class SinkKind:
     erases_keys: bool = False
     carries_rows: bool = False
     orders_rows: bool = False
+    rewrites_versions: bool = False
     needs_spark: bool = True
     runs_users_code: bool = False
     snapshots: Snapshots = Snapshots.NONE
@@ -97,6 +99,7 @@ ICEBERG: Final = SinkKind(
     has_states=True,
     has_base_tables=True,
     erases_keys=True,
+    rewrites_versions=True,
     needs_spark=False,
     snapshots=Snapshots.BESIDE,
 )

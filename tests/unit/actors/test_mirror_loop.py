@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.waiting import wait_until
-from xidstream.actors.mirror import MirrorLoop
+from xidstream.actors.mirror import MirrorLoop, versions_note
 from xidstream.actors.runtime.driver_session import DriverSession, LoopSession
 from xidstream.pipeline.errors import ComponentLost
 from xidstream.pipeline.mirror.vacuum import Vacuumed
+from xidstream.pipeline.settings.config import Config
 
 
 def no_session() -> Any:
@@ -79,3 +80,21 @@ def test_vacuum_comes_with_the_first_refresh_and_not_with_each_one(
     loop.stop()
     thread.join(60)
     assert loop.failure is None and tables.n_vacuums == n_vacuums
+
+
+@pytest.mark.parametrize(
+    ("settings", "every_s", "says"),
+    [
+        ({}, 5.0, "up to 17,280 snapshots"),
+        ({"mirror_retention": "1h"}, 5.0, None),
+        ({}, 60.0, None),
+        ({}, None, None),
+        ({"mirror_vacuum": False}, 60.0, "all its snapshots"),
+        ({"sink": "delta:/data/lake"}, 5.0, None),
+    ],
+)
+def test_a_mirror_says_where_each_commit_would_write_thousands_of_snapshots_anew(
+    settings: dict[str, Any], every_s: float | None, says: str | None
+) -> None:
+    note = versions_note(Config.of({"sink": "iceberg:/data/lake/shop", **settings}), every_s)
+    assert (note is None) if says is None else (note is not None and says in note)
