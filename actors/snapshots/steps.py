@@ -10,6 +10,7 @@ attempt that failed has written is removed.
 What is done for several small tables together ends as an event of each. Nothing that goes wrong there is judged: the
 table is left out, or has failed, and is taken alone then, where its error is judged. Only what ends the run, and a
 commit, are the same as with one table. A lost process or connection is nobody's fault: all are taken together again.
+So are they after a lost reader. To hold them once more is cheap, and their locks would wait for the next reader.
 
 A repair is carried when its range is read. Its table is let go of first: what it waits for then, the log, may take as
 long as the run lags. It holds nothing of the server meanwhile, and one repair after the other has Spark. Where nothing
@@ -244,16 +245,10 @@ class SnapshotSteps:
                 self._fail(error)
                 return
             log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
-            self._report_lost([_without(action, error) for action in actions])
+            self._report(Several(tuple(_without(action, error) for action in actions)))
         except BaseException as error:  # noqa: BLE001 - the supervisor raises it
             if not self._stop.is_set():
                 self._fail(error)
-
-    def _report_lost(self, events: Sequence[OneEvent]) -> None:
-        """Some of them failed, perhaps. Whose range is read again waits a moment, as with one table."""
-        if any(isinstance(event, ReaderLost) for event in events):
-            self._stop.wait(_FIRST_PAUSE_S)
-        self._report(Several(tuple(events)))
 
     def _give_up(self, error: XidstreamError, action: Hold | Read | Carry | CommitSnapshot) -> None:
         """Go on without this snapshot."""
@@ -362,7 +357,7 @@ class SnapshotSteps:
                 events.append(_without(action, read))
             else:
                 events.append(RangeRead(relid, action.attempt, action.task.range.number, *read))
-        self._report_lost(events)
+        self._report(Several(tuple(events)))
 
     def _read(self, action: Read) -> None:
         files, n_rows = self._actors.read(action.task, action.bounds, self._targets[action.attempt])
@@ -541,8 +536,6 @@ def _altered(action: CommitSnapshot) -> SnapshotInterrupted:
 def _without(action: Hold | Read | CommitSnapshot, error: XidstreamError) -> OneEvent:
     """What becomes of a table of a group that has failed."""
     relid = _source_of(action).relation.relid
-    if isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
-        return ReaderLost(relid, action.attempt, action.task.range.number)
     if isinstance(error, _NO_TABLES_FAULT):
         return Failed(relid, action.attempt, is_own=False)
     return LeftOut(relid, action.attempt) if isinstance(action, Hold) else Failed(relid, action.attempt)
