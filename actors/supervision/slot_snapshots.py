@@ -48,6 +48,8 @@ class SlotSnapshots:
         """The coordinator; None while no table is to be taken."""
         self._server: Mapping[str, str] = {}
         """The server that the coordinator was begun for. Another one needs another coordinator."""
+        self._owner: int | None = None
+        """The last epoch's number in the storage; None: not known. Whoever had the slot since then has a higher one."""
         self._is_aimed = False
         """Whether the epoch was told where the run ends, now that the snapshots are there."""
         self._is_stream_released = False
@@ -57,11 +59,12 @@ class SlotSnapshots:
 
     def begin(self, epoch: Epoch, opened: Opened, driver: Driver) -> None:
         """An epoch has the slot, and its batch loop was started."""
+        if self._was_anothers(opened) or opened.server != self._server:
+            # What is in hand is another server's, and means nothing on any other. Or another run had the slot
+            # meanwhile, and may have taken the same tables.
+            self.stop()
         self._epoch, self._driver = epoch, driver
         self._is_aimed = self._is_stream_released = False
-        if opened.server != self._server:
-            # What is in hand is another server's: a snapshot means nothing on any other.
-            self.stop()
         if self._taking is None and self._takes(opened):
             self._server = opened.server
             identity = opened.identity
@@ -79,6 +82,12 @@ class SlotSnapshots:
             )
         elif self._taking is not None:
             self._taking.begin_epoch()
+
+    def _was_anothers(self, opened: Opened) -> bool:
+        """Whether another run may have had the slot since the last epoch, whose later loops say no."""
+        before, found = self._owner, opened.last_owner
+        self._owner = None if found is None else found + 1
+        return before is not None and found is not None and found > before
 
     def end_epoch(self) -> None:
         self._epoch = self._driver = None

@@ -171,15 +171,19 @@ def survey_unless_locked(
         raise SnapshotInterrupted(message, remedy=remedy) from None
 
 
-def measured(connection: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:
-    """``source`` with the sizes that its leaves have now."""
-    sizes = _sizes(connection, [leaf.relid for leaf in source.leaves])
-    leaves = (
-        dataclasses.replace(leaf, n_pages=n_pages, n_bytes=n_bytes)
-        for leaf in source.leaves
-        for n_pages, n_bytes in [sizes.get(leaf.relid, (leaf.n_pages, leaf.n_bytes))]
-    )
-    return dataclasses.replace(source, leaves=tuple(leaves))
+def measured(session: psycopg.Connection[Any], sources: Sequence[PublishedSource]) -> list[PublishedSource]:
+    """``sources`` with the sizes that their leaves have now. ``session`` has them locked, so it waits for nobody: any
+    other one would wait behind whoever waits to alter one of them."""
+    sizes = _sizes(session, [leaf.relid for source in sources for leaf in source.leaves])
+    found = []
+    for source in sources:
+        leaves = (
+            dataclasses.replace(leaf, n_pages=n_pages, n_bytes=n_bytes)
+            for leaf in source.leaves
+            for n_pages, n_bytes in [sizes.get(leaf.relid, (leaf.n_pages, leaf.n_bytes))]
+        )
+        found.append(dataclasses.replace(source, leaves=tuple(leaves)))
+    return found
 
 
 def _sizes(connection: psycopg.Connection[Any], relids: list[int]) -> dict[int, tuple[int, int]]:

@@ -197,9 +197,8 @@ class TableHolder:
                     bounds = bounds.knowing(checkpoint)
                     if wait_for_writers and self._wal_end is not _REPLAYED:
                         bounds = replace(bounds, writers_upto=bounds.snapshot_lsn)
-                    held = HeldSnapshot(
-                        name, bounds, measured(observer, now), observer.info.server_version >= PG14
-                    )
+                    (now,) = measured(session, [now])
+                    held = HeldSnapshot(name, bounds, now, observer.info.server_version >= PG14)
                     with self._guard:
                         self._check_wanted(relid, waiting)
                         previous, self._sessions[relid] = self._sessions.get(relid), session
@@ -240,7 +239,7 @@ class TableHolder:
                     name, bounds, rewritten = _take(session, leaves, locked_lsn, self._wal_end)
                     locked = [each for each in locked if not rewritten.intersection(each.leaves)]
                     # Once, behind the snapshot: what was altered before the lock is found here, too.
-                    locked = self._unchanged(observer, locked)
+                    locked = measured(session, self._unchanged(observer, locked))
                 bounds, by_range = bounds.knowing(checkpoint), observer.info.server_version >= PG14
                 held = {each.relation.relid: HeldSnapshot(name, bounds, each, by_range) for each in locked}
                 with self._guard:
