@@ -171,17 +171,6 @@ def survey_unless_locked(
         raise SnapshotInterrupted(message, remedy=remedy) from None
 
 
-def measured(connection: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:
-    """``source`` with the sizes that its leaves have now."""
-    sizes = _sizes(connection, [leaf.relid for leaf in source.leaves])
-    leaves = (
-        dataclasses.replace(leaf, n_pages=n_pages, n_bytes=n_bytes)
-        for leaf in source.leaves
-        for n_pages, n_bytes in [sizes.get(leaf.relid, (leaf.n_pages, leaf.n_bytes))]
-    )
-    return dataclasses.replace(source, leaves=tuple(leaves))
-
-
 def _sizes(connection: psycopg.Connection[Any], relids: list[int]) -> dict[int, tuple[int, int]]:
     """Pages of the table, and bytes with its TOAST. Empty if somebody keeps one of the tables locked."""
     try:

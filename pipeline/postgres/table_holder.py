@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -55,6 +55,7 @@ from xidstream.pipeline.errors import (
     SnapshotLost,
     TableUnreadable,
     Unsupported,
+    XidstreamError,
 )
 from xidstream.pipeline.pg import INVALID_LSN, Lsn
 from xidstream.pipeline.pg_rules import ColumnNames, table_label
@@ -63,7 +64,7 @@ from xidstream.pipeline.postgres.failures import from_error
 from xidstream.pipeline.postgres.login import Dsn
 from xidstream.pipeline.postgres.sessions import open_session
 from xidstream.pipeline.postgres.snapshot_findings import room_for
-from xidstream.pipeline.postgres.snapshot_sources import measured, survey
+from xidstream.pipeline.postgres.snapshot_sources import survey
 from xidstream.pipeline.postgres.stream_options import PG13, PG14, quote_identifier
 from xidstream.pipeline.postgres.table_access import (
     REMEDY_LOCKS,
@@ -120,6 +121,17 @@ class HeldSnapshot:
     by_range: bool
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How a table that is taken alone waits: for its writers, perhaps, and for its lock, so long at a time.
+
+    ``pause`` comes between two questions, and is told for whom it waits. It raises what ends the waiting."""
+
+    for_writers: bool
+    lock_timeout_ms: int
+    pause: Callable[[tuple[Blocker, ...]], None]
+
+
 class TableHolder:
     """``dsn`` leads to one server: the slot's. ``publications``: the slot's. ``of_standby``: the server is a standby,
     and the caller needs no transaction ids."""
@@ -133,11 +145,8 @@ class TableHolder:
         column_names: ColumnNames = MappingProxyType({}),
     ) -> None:
         self._dsn = dsn
-        self._column_names = column_names
-        self._wal_end = _REPLAYED if of_standby else _INSERTED
-        """The function that tells where the WAL ends: inserted on a primary, replayed on a standby."""
-        self._publications = tuple(publications)
-        """The publications whose tables may be held."""
+        self._of_standby = of_standby
+        self._taking = SnapshotTaking(publications, column_names, of_standby=of_standby)
         self._sessions: dict[int, psycopg.Connection[Any]] = {}
         """By relid: the session whose transaction holds the table's snapshot."""
         self._observers: list[psycopg.Connection[Any]] = []
@@ -172,46 +181,18 @@ class TableHolder:
         SnapshotInterrupted where the table is not what ``source`` says (any more), TableUnreadable where the role
         may not read it, Unsupported on a standby, ConnectionLost.
         """
-        relid, doing = source.relation.relid, f"the snapshot of table {source.name}"
+        relid = source.relation.relid
         waiting = _Waiting(self, relid, on_wait)
-        with self._guard:
-            self._wanted[relid] = waiting
+        patience = Patience(wait_for_writers, lock_timeout_ms, waiting.pause)
         try:
-            with self._observing(doing) as observer:
-                _check_access(observer, source, self._wal_end is _REPLAYED)
-                session = self._session(doing)
-                try:
-                    with _reported(doing):
-                        _lock(session, observer, source, lock_timeout_ms, waiting)
-                        now = self._again(observer, source)
-                        checkpoint = None if self._wal_end is _REPLAYED else _checkpoint(observer)
-                        locked_lsn = _wal_end(observer, self._wal_end)
-                        if locked_lsn.minus(2) <= behind:
-                            observer.execute("SELECT txid_current()")
-                            locked_lsn = _wal_end(observer, self._wal_end)
-                        if wait_for_writers:
-                            _await_writers(observer, now, waiting)
-                        name, bounds = take(session, now, locked_lsn, self._wal_end)
-                        # A partition may be attached under our lock, and brings its rows.
-                        self._again(observer, now)
-                    bounds = bounds.knowing(checkpoint)
-                    if wait_for_writers and self._wal_end is not _REPLAYED:
-                        bounds = replace(bounds, writers_upto=bounds.snapshot_lsn)
-                    held = HeldSnapshot(
-                        name, bounds, measured(observer, now), observer.info.server_version >= PG14
-                    )
-                    with self._guard:
-                        self._check_wanted(relid, waiting)
-                        previous, self._sessions[relid] = self._sessions.get(relid), session
-                    if previous is not None:
-                        self._end_unused([previous])
-                    return held
-                except BaseException:
-                    session.close()
-                    raise
+            doing = f"the snapshot of table {source.name}"
+            held = self._hold([source], doing, waiting, behind, patience)
         finally:
             with self._guard:
                 self._waiting.pop(relid, None)
+        if not held:
+            raise _given_up()
+        return held[relid]
 
     def hold_together(
         self, sources: Sequence[PublishedSource], *, behind: Lsn = INVALID_LSN
@@ -221,35 +202,26 @@ class TableHolder:
         Nobody is waited for, and a table that cannot be held now, for whatever reason, is not among them: ``hold`` it
         alone, which says why. ``behind``: as there. Raises what ``hold`` raises where that concerns all.
         """
-        doing = f"the snapshot of {len(sources)} tables"
-        relids = [source.relation.relid for source in sources]
-        call = object()
+        return self._hold(sources, f"the snapshot of {len(sources)} tables", object(), behind)
+
+    def _hold(
+        self,
+        sources: Sequence[PublishedSource],
+        doing: str,
+        call: object,
+        behind: Lsn,
+        patience: Patience | None = None,
+    ) -> dict[int, HeldSnapshot]:
+        """Take one snapshot of these tables, in one session."""
         with self._guard:
-            self._wanted |= dict.fromkeys(relids, call)
+            self._wanted |= dict.fromkeys([source.relation.relid for source in sources], call)
         with self._observing(doing, len(sources)) as observer:
             session = self._session(doing)
             try:
                 with _reported(doing):
-                    locked = _lock_at_once(session, _readable(observer, sources))
-                    checkpoint = _checkpoint(observer)
-                    locked_lsn = _wal_end(observer, self._wal_end)
-                    if locked_lsn.before.before <= behind:
-                        observer.execute("SELECT txid_current()")
-                        locked_lsn = _wal_end(observer, self._wal_end)
-                    leaves = [leaf for source in locked for leaf in source.leaves]
-                    name, bounds, rewritten = _take(session, leaves, locked_lsn, self._wal_end)
-                    locked = [each for each in locked if not rewritten.intersection(each.leaves)]
-                    # Once, behind the snapshot: what was altered before the lock is found here, too.
-                    locked = self._unchanged(observer, locked)
-                bounds, by_range = bounds.knowing(checkpoint), observer.info.server_version >= PG14
-                held = {each.relation.relid: HeldSnapshot(name, bounds, each, by_range) for each in locked}
+                    held = self._taking.take(observer, session, sources, behind, patience)
                 with self._guard:
-                    is_over = self._closed.is_set()
-                    held = {
-                        relid: each
-                        for relid, each in held.items()
-                        if self._wanted.get(relid) is call and not is_over
-                    }
+                    held = {relid: each for relid, each in held.items() if self._is_wanted(relid, call)}
                     previous = [self._sessions.pop(relid) for relid in held if relid in self._sessions]
                     self._sessions |= dict.fromkeys(held, session)
                 self._end_unused([*previous, session])
@@ -318,7 +290,7 @@ class TableHolder:
             if session is None:
                 raise SnapshotLost("the session that held a table's snapshot has ended")
             with _reported(doing):
-                if self._wal_end is _REPLAYED:  # what is replayed was flushed before
+                if self._of_standby:  # what is replayed was flushed before
                     session.execute("SELECT")
                     return
                 row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
@@ -380,45 +352,9 @@ class TableHolder:
             raise
         return session
 
-    def _again(self, observer: psycopg.Connection[Any], source: PublishedSource) -> PublishedSource:
-        """The table under the lock. Raises SnapshotInterrupted where it is another one."""
-        relid = source.relation.relid
-        found = self._survey(observer, [relid])
-        now = next((each for each in found if each.relation.relid == relid), None)
-        if now is None:
-            raise SnapshotInterrupted(f"table {source.name} was dropped, or is not published any more")
-        if _definition(now) != _definition(source):
-            reason = reason_it_ended(signature_of(source), now) or "its definition changed"
-            raise SnapshotInterrupted(f"table {source.name} changed before its snapshot: {reason}")
-        return now
-
-    def _unchanged(
-        self, observer: psycopg.Connection[Any], sources: Sequence[PublishedSource]
-    ) -> list[PublishedSource]:
-        """The tables that are what they were, as ``_again`` finds them."""
-        relids = [source.relation.relid for source in sources]
-        found = self._survey(observer, relids)
-        now = {each.relation.relid: each for each in found}
-        asked = ((source, now.get(source.relation.relid)) for source in sources)
-        return [
-            each for source, each in asked if each is not None and _definition(each) == _definition(source)
-        ]
-
-    def _survey(
-        self, observer: psycopg.Connection[Any], relids: Sequence[int]
-    ) -> tuple[PublishedSource, ...]:
-        return survey(
-            observer,
-            self._publications,
-            within=relids,
-            lock_timeout_ms=_CATALOG_WAIT_MS,
-            column_names=self._column_names,
-        )
-
-    def _check_wanted(self, relid: int, call: object) -> None:
-        """Raises SnapshotLost where the holder was closed, or the table released since ``call`` began."""
-        if self._closed.is_set() or self._wanted.get(relid) is not call:
-            raise SnapshotLost("the snapshot of a table was given up")
+    def _is_wanted(self, relid: int, call: object) -> bool:
+        """Whether the holder was not closed, and the table not released, since ``call`` began."""
+        return not self._closed.is_set() and self._wanted.get(relid) is call
 
     def _note_waiting(self, relid: int, blockers: tuple[Blocker, ...]) -> None:
         with self._guard:
@@ -442,7 +378,12 @@ class _Waiting:
             if self._on_wait is not None:
                 self._on_wait(blockers)
         self._holder._closed.wait(_POLL_S)
-        self._holder._check_wanted(self._relid, self)
+        if not self._holder._is_wanted(self._relid, self):
+            raise _given_up()
+
+
+def _given_up() -> SnapshotLost:
+    return SnapshotLost("the snapshot of a table was given up")
 
 
 def _is_alive(idle: psycopg.Connection[Any]) -> bool:
@@ -476,25 +417,125 @@ def _reported(doing: str) -> Iterator[None]:
         raise ours from None
 
 
-def _check_access(observer: psycopg.Connection[Any], source: PublishedSource, of_standby: bool) -> None:
-    """Before the lock, whose own error does not say what is missing."""
-    if is_standby(observer) and not of_standby:
-        raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
-    for access in access_to(observer, source.locked):
-        if access.lacks is not None:
-            raise TableUnreadable(
-                f"the snapshot of table {access.name}: the role lacks {access.lacks.value}",
-                remedy=REMEDY_ROW_SECURITY if access.lacks is Access.ALL_ROWS else REMEDY_SELECT,
+class SnapshotTaking:
+    """``publications``: those whose tables are taken. ``of_standby``: the server is a standby. Without state."""
+
+    def __init__(
+        self, publications: Sequence[str], column_names: ColumnNames, *, of_standby: bool = False
+    ) -> None:
+        self._publications = tuple(publications)
+        self._column_names = column_names
+        self._of_standby = of_standby
+        self._wal_end = _REPLAYED if of_standby else _INSERTED
+        """The function that tells where the WAL ends: inserted on a primary, replayed on a standby."""
+
+    def take(
+        self,
+        observer: psycopg.Connection[Any],
+        session: psycopg.Connection[Any],
+        sources: Sequence[PublishedSource],
+        behind: Lsn,
+        patience: Patience | None,
+    ) -> dict[int, HeldSnapshot]:
+        """Steps 1 to 4. The tables that ``session`` holds now, by relid.
+
+        ``session``: its transaction has begun, and has no snapshot yet. ``observer`` asks all else. ``patience``: how a
+        table that is alone waits. If it cannot be held, why is raised. None for several tables: nobody is waited for,
+        and what cannot be held is left out. Errors are psycopg's, beside ours.
+        """
+        is_alone = patience is not None
+        waits = patience if patience is not None and patience.for_writers else None
+        if is_standby(observer) and not self._of_standby:
+            raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
+        # Before the lock, whose own error does not say what is missing.
+        access = access_to(observer, [relid for source in sources for relid in source.locked])
+        lacks = {each.name: each.lacks for each in access if each.lacks is not None}
+        sources = _fit(sources, lambda source: _unreadable(source, lacks), is_alone)
+        if patience is None:
+            sources = _lock_at_once(session, sources)
+        else:
+            _lock(session, observer, sources[0], patience)
+        if waits is not None:
+            self._unchanged(observer, sources, is_alone)  # else it would wait for nothing
+        checkpoint = None if self._of_standby else _checkpoint(observer)
+        locked_lsn = _wal_end(observer, self._wal_end)
+        if locked_lsn.minus(2) <= behind:
+            observer.execute("SELECT txid_current()")
+            locked_lsn = _wal_end(observer, self._wal_end)
+        if waits is not None:
+            _await_writers(observer, sources[0], waits)
+        leaves = [leaf.relid for source in sources for leaf in source.leaves]
+        name, bounds, rewritten = take(session, leaves, locked_lsn, self._wal_end)
+        bounds = bounds.knowing(checkpoint)
+        if waits is not None and not self._of_standby:
+            bounds = replace(bounds, writers_upto=bounds.snapshot_lsn)
+        # What was altered before the lock is found behind the snapshot, too. A partition may be attached under the
+        # lock, and brings its rows.
+        sources = self._unchanged(observer, sources, is_alone)
+        sources = _fit(sources, lambda source: _rewritten(source, rewritten), is_alone)
+        by_range = observer.info.server_version >= PG14
+        return {each.relation.relid: HeldSnapshot(name, bounds, each, by_range) for each in sources}
+
+    def _unchanged(
+        self, observer: psycopg.Connection[Any], sources: Sequence[PublishedSource], is_alone: bool
+    ) -> list[PublishedSource]:
+        """The tables that are what they were, with the sizes of now."""
+        relids = [source.relation.relid for source in sources]
+        found = survey(
+            observer,
+            self._publications,
+            within=relids,
+            lock_timeout_ms=_CATALOG_WAIT_MS,
+            column_names=self._column_names,
+        )
+        now = {each.relation.relid: each for each in found}
+        fit = _fit(sources, lambda source: _changed(source, now.get(source.relation.relid)), is_alone)
+        return [now[source.relation.relid] for source in fit]
+
+
+def _fit(
+    sources: Sequence[PublishedSource],
+    fault_of: Callable[[PublishedSource], XidstreamError | None],
+    is_alone: bool,
+) -> list[PublishedSource]:
+    """The tables without a fault. One that is alone raises it."""
+    fit: list[PublishedSource] = []
+    for source in sources:
+        fault = fault_of(source)
+        if fault is None:
+            fit.append(source)
+        elif is_alone:
+            raise fault
+    return fit
+
+
+def _unreadable(source: PublishedSource, lacks: Mapping[str, Access]) -> TableUnreadable | None:
+    for name in (source.name, *map(_leaf_text, source.leaves)):
+        if name in lacks:
+            return TableUnreadable(
+                f"the snapshot of table {name}: the role lacks {lacks[name].value}",
+                remedy=REMEDY_ROW_SECURITY if lacks[name] is Access.ALL_ROWS else REMEDY_SELECT,
             )
+    return None
 
 
-def _readable(observer: psycopg.Connection[Any], sources: Sequence[PublishedSource]) -> list[PublishedSource]:
-    """The tables that the role may read. Raises Unsupported on a standby."""
-    if is_standby(observer):
-        raise Unsupported("a snapshot cannot be taken on a standby", remedy=REMEDY_STANDBY)
-    locked = [relid for source in sources for relid in source.locked]
-    lacking = {access.name for access in access_to(observer, locked) if access.lacks is not None}
-    return [each for each in sources if lacking.isdisjoint([each.name, *map(_leaf_text, each.leaves)])]
+def _changed(source: PublishedSource, now: PublishedSource | None) -> SnapshotInterrupted | None:
+    if now is None:
+        return SnapshotInterrupted(f"table {source.name} was dropped, or is not published any more")
+    if _definition(now) != _definition(source):
+        reason = reason_it_ended(signature_of(source), now) or "its definition changed"
+        return SnapshotInterrupted(f"table {source.name} changed before its snapshot: {reason}")
+    return None
+
+
+def _rewritten(source: PublishedSource, relids: set[int]) -> SnapshotInterrupted | None:
+    """The snapshot is older than a file of the table."""
+    for leaf in source.leaves:
+        if leaf.relid in relids:
+            return SnapshotInterrupted(
+                f"table {_leaf_text(leaf)} was rewritten or dropped as its snapshot was taken"
+            )
+    return None
 
 
 def _lock_at_once(
@@ -536,27 +577,25 @@ def _lock(
     session: psycopg.Connection[Any],
     observer: psycopg.Connection[Any],
     source: PublishedSource,
-    lock_timeout_ms: int,
-    waiting: _Waiting,
+    patience: Patience,
 ) -> None:
     while True:
-        session.execute(f"SET LOCAL lock_timeout = {lock_timeout_ms}".encode())
+        session.execute(f"SET LOCAL lock_timeout = {patience.lock_timeout_ms}".encode())
         try:
             session.execute(_lock_statement([source]))
             break
         except psycopg.errors.LockNotAvailable:
             session.execute("ROLLBACK")
             session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            waiting.pause(
-                tuple(w.blocker for w in lock_holders(observer, source.locked, "AccessExclusiveLock"))
-            )
+            holders = lock_holders(observer, source.locked, "AccessExclusiveLock")
+            patience.pause(tuple(each.blocker for each in holders))
     session.execute("SET LOCAL lock_timeout = 0")
 
 
-def _await_writers(observer: psycopg.Connection[Any], source: PublishedSource, waiting: _Waiting) -> None:
+def _await_writers(observer: psycopg.Connection[Any], source: PublishedSource, patience: Patience) -> None:
     older: tuple[Writer, ...] = writers_of(observer, source.locked)
     while older:
-        waiting.pause(tuple(writer.blocker for writer in older))
+        patience.pause(tuple(writer.blocker for writer in older))
         # Only those that were there at the start: who writes from now on, writes to a published table.
         current = writers_of(observer, source.locked)
         older = tuple(writer for writer in current if any(writer.is_same(other) for other in older))
@@ -580,29 +619,16 @@ def _checkpoint(observer: psycopg.Connection[Any]) -> Checkpoint | None:
 
 
 def take(
-    session: psycopg.Connection[Any], source: PublishedSource, locked_lsn: Lsn, wal_end: str = _INSERTED
-) -> tuple[str, SnapshotBounds]:
-    """The snapshot of ``session``'s transaction, which has the table locked: its name, and what it contains.
-    ``locked_lsn`` is B. Raises SnapshotInterrupted if the snapshot is older than a file of the table."""
-    name, bounds, rewritten = _take(session, source.leaves, locked_lsn, wal_end)
-    if rewritten:
-        raise SnapshotInterrupted(
-            f"table {_leaf_text(min(rewritten, key=_leaf_text))} was rewritten or dropped as its snapshot was taken"
-        )
-    return name, bounds
-
-
-def _take(
-    session: psycopg.Connection[Any], leaves: Sequence[Leaf], locked_lsn: Lsn, wal_end: str
-) -> tuple[str, SnapshotBounds, set[Leaf]]:
-    """What ``take`` returns, and the tables that have another file than their snapshot knows."""
+    session: psycopg.Connection[Any], relids: Sequence[int], locked_lsn: Lsn, wal_end: str = _INSERTED
+) -> tuple[str, SnapshotBounds, set[int]]:
+    """The snapshot of ``session``'s transaction, which has these tables locked: its name, what it contains, and the
+    tables that have another file than it knows. ``locked_lsn`` is B."""
     is_new = session.info.server_version >= PG13
     snapshot = "pg_current_snapshot" if is_new else "txid_current_snapshot"
     query = _TAKE.format(snapshot=snapshot, wal_end=wal_end)
-    row = session.execute(query.encode(), ([leaf.relid for leaf in leaves],)).fetchone()
+    row = session.execute(query.encode(), (list(relids),)).fetchone()
     assert row is not None
     snapshot, name, after, taken_at_us, in_place = row
-    rewritten = {leaf for leaf in leaves if leaf.relid not in (in_place or ())}
     xmin, xmax, xip = snapshot.split(":")
     bounds = SnapshotBounds(
         # Both positions are where a commit may begin (``pipeline.snapshot.bounds``).
@@ -613,7 +639,7 @@ def _take(
         xip=tuple(sorted(int(xid) for xid in xip.split(",") if xid)),
         taken_at_us=taken_at_us,
     )
-    return name, bounds, rewritten
+    return name, bounds, set(relids) - set(in_place or ())
 
 
 def _definition(source: PublishedSource) -> tuple[object, ...]:

@@ -564,8 +564,8 @@ def test_a_snapshot_that_is_older_than_a_rewrite_reads_no_rows_and_is_refused(ta
         table.execute("ALTER TABLE t ALTER id TYPE bigint")
         session.execute("LOCK TABLE ONLY t IN ACCESS SHARE MODE")
         assert session.execute("SELECT count(*) FROM t").fetchone() == (0,), "1000 rows were there"
-        with pytest.raises(SnapshotInterrupted, match=r"table public\.t was rewritten"):
-            take(session, source, Lsn(1))
+        _, _, rewritten = take(session, [source.relation.relid], Lsn(1))
+        assert rewritten == {source.relation.relid}
     changed = [each for each in slot_changes(table).transactions if each.changes]
     assert changed == [], "and the stream has none of them either"
 
@@ -591,6 +591,20 @@ def test_a_table_that_changed_since_it_was_surveyed_is_not_held(
         holder.hold(source, wait_for_writers=False)
     locks = "SELECT count(*) FROM pg_locks WHERE relation = %s AND pid <> pg_backend_pid()"
     wait_until(lambda: table.execute(locks, source.relation.relid) == [(0,)])
+
+
+@on_18
+def test_the_writers_of_a_table_that_is_not_published_any_more_are_not_waited_for(
+    table: Database, holder: TableHolder
+) -> None:
+    source = source_of(table)
+    with table.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2000, 'x')")
+        table.execute("ALTER PUBLICATION p DROP TABLE t")
+        with pytest.raises(SnapshotInterrupted, match="is not published any more"):
+            Holding(holder, source, wait_for_writers=True).result()
+        writer.execute("ROLLBACK")
 
 
 def test_vacuum_full_before_the_lock_is_no_change(table: Database, holder: TableHolder) -> None:
@@ -785,6 +799,29 @@ def test_a_group_whose_session_ended_before_the_last_row_was_read_is_not_confirm
     single = holder.hold(sources[3], wait_for_writers=False)
     assert single.snapshot_name not in {each.snapshot_name for each in other.values()}
     assert holder.confirm_together(list(other), valid_from) == list(other)
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_a_table_that_was_truncated_between_its_snapshot_and_its_lock_is_not_held(
+    small: Database, holder: TableHolder, monkeypatch: pytest.MonkeyPatch, is_together: bool
+) -> None:
+    """That snapshot would read no rows of it, and the table is defined as before. Only its file tells."""
+    sources = survey(small.connection, ["p"])
+    name = "_lock_at_once" if is_together else "_lock"
+    lock: Callable[..., Any] = getattr(table_holder, name)
+
+    def snapshot_and_truncate_and_lock(session: psycopg.Connection[Any], *arguments: Any) -> Any:
+        session.execute("SELECT 1")
+        small.execute("TRUNCATE t2")
+        return lock(session, *arguments)
+
+    monkeypatch.setattr(table_holder, name, snapshot_and_truncate_and_lock)
+    if is_together:
+        assert numbers(small, holder.hold_together(sources)) == [1, 3, 4, 5]
+        return
+    with pytest.raises(SnapshotInterrupted, match=r"table public\.t2 was rewritten"):
+        holder.hold(sources[1], wait_for_writers=False)
+    wait_until(lambda: holding_sessions(small) == 0)
 
 
 @pytest.mark.parametrize("is_together", [False, True])
