@@ -1,7 +1,7 @@
 """The snapshot holder actor: keeps the lock and the snapshot of each table that is being read, and does nothing else.
 
 Its sessions are what a snapshot lives by. So it has a process of its own: a reader, the Spark driver or the slot reader
-may die, and the tables in hand lose a range at most. ``pipeline.postgres.table_holder`` takes the snapshots.
+may die, and the tables in hand lose a range at most. ``pipeline.postgres.table_holder`` keeps the sessions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from xidstream.actors.runtime.secrets import take_up
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.postgres.login import login_of
-from xidstream.pipeline.postgres.table_holder import HeldSnapshot, TableHolder
+from xidstream.pipeline.postgres.table_holder import TableHolder
+from xidstream.pipeline.postgres.table_snapshot import HeldSnapshot
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.tables import PublishedSource
 

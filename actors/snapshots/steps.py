@@ -74,7 +74,7 @@ from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotOutput, SnapshotTables
 from xidstream.pipeline.pg import INVALID_LSN
-from xidstream.pipeline.postgres.table_holder import HeldSnapshot
+from xidstream.pipeline.postgres.table_snapshot import HeldSnapshot
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.modes import SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots

@@ -20,13 +20,14 @@ from xidstream.pipeline.errors import PreconditionMissing, SnapshotInterrupted, 
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.postgres import table_holder
+from xidstream.pipeline.postgres import table_holder, table_snapshot
 from xidstream.pipeline.postgres.admin import Blocker, create_slot
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.opening import slot_settings
 from xidstream.pipeline.postgres.snapshot_sources import survey
 from xidstream.pipeline.postgres.stream_options import PG15
-from xidstream.pipeline.postgres.table_holder import HeldSnapshot, TableHolder, take
+from xidstream.pipeline.postgres.table_holder import TableHolder
+from xidstream.pipeline.postgres.table_snapshot import HeldSnapshot, take
 from xidstream.pipeline.preflight.snapshot_decision import decide_snapshots, with_slot_xmax
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.decision import Decision
@@ -808,14 +809,14 @@ def test_a_table_that_was_truncated_between_its_snapshot_and_its_lock_is_not_hel
     """That snapshot would read no rows of it, and the table is defined as before. Only its file tells."""
     sources = survey(small.connection, ["p"])
     name = "_lock_at_once" if is_together else "_lock"
-    lock: Callable[..., Any] = getattr(table_holder, name)
+    lock: Callable[..., Any] = getattr(table_snapshot, name)
 
     def snapshot_and_truncate_and_lock(session: psycopg.Connection[Any], *arguments: Any) -> Any:
         session.execute("SELECT 1")
         small.execute("TRUNCATE t2")
         return lock(session, *arguments)
 
-    monkeypatch.setattr(table_holder, name, snapshot_and_truncate_and_lock)
+    monkeypatch.setattr(table_snapshot, name, snapshot_and_truncate_and_lock)
     if is_together:
         assert numbers(small, holder.hold_together(sources)) == [1, 3, 4, 5]
         return
@@ -839,7 +840,7 @@ def test_who_alters_a_table_with_a_row_filter_right_behind_its_lock_goes_first(
     with small.connect() as session:
         alter = threading.Thread(target=session.execute, args=(b"ALTER TABLE t2 ADD c int",), daemon=True)
         name = "_lock_at_once" if is_together else "_lock"
-        lock: Callable[..., Any] = getattr(table_holder, name)
+        lock: Callable[..., Any] = getattr(table_snapshot, name)
 
         def lock_and_be_waited_for(*arguments: Any) -> Any:
             locked = lock(*arguments)
@@ -848,7 +849,7 @@ def test_who_alters_a_table_with_a_row_filter_right_behind_its_lock_goes_first(
                 wait_until(lambda: small.execute(asked) == [(1,)])
             return locked
 
-        monkeypatch.setattr(table_holder, name, lock_and_be_waited_for)
+        monkeypatch.setattr(table_snapshot, name, lock_and_be_waited_for)
         with pytest.raises(SnapshotInterrupted, match="waits to alter"):
             if is_together:
                 holder.hold_together(sources)

@@ -53,7 +53,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.postgres.table_holder import HeldSnapshot
+from xidstream.pipeline.postgres.table_snapshot import HeldSnapshot
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
