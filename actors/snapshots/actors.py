@@ -23,7 +23,7 @@ from xidstream.actors.runtime.secrets import ReaderSecrets, without_secrets
 from xidstream.actors.snapshots.snapshot_holder import SnapshotHolder
 from xidstream.actors.snapshots.snapshot_reader import SnapshotReader
 from xidstream.pipeline.errors import ComponentLost
-from xidstream.pipeline.initial_copy.readers import HOLDER_CPUS, most_readers
+from xidstream.pipeline.initial_copy.readers import HOLDER_CPUS, bytes_per_s_of_each, most_readers
 from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -169,7 +169,7 @@ class SnapshotActors:
             if task is not None:
                 with self._lock:
                     self._reading[id(task)] = (task, reader)
-            bytes_per_s = self._config.snapshot_bytes_per_s // max(self._n_readers, 1)
+            bytes_per_s = bytes_per_s_of_each(self._config.snapshot_bytes_per_s, self._n_readers)
             return ray.get(getattr(reader, method).remote(*arguments, bytes_per_s))
         except Exception as error:
             fault = unwrap(error, READER)

@@ -38,6 +38,7 @@ from typing import Any, Final
 
 from xidstream.pipeline.account.snapshots import TableState
 from xidstream.pipeline.errors import UsageError
+from xidstream.pipeline.initial_copy.readers import bytes_per_s_of_each
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.key_filter import BoundComparison, Repair
 from xidstream.pipeline.snapshot.tables import CtidRange, PublishedSource, RangeTask
@@ -274,7 +275,7 @@ class CopySchedule:
 
     def __init__(self, n_readers: int, bytes_per_s: int = 0) -> None:
         self._n_readers = n_readers
-        self._group_bytes = bytes_per_s // n_readers if bytes_per_s else MOST_TOGETHER * SMALL_BYTES
+        self._group_bytes = bytes_per_s_of_each(bytes_per_s, n_readers) or MOST_TOGETHER * SMALL_BYTES
         self.tables: dict[int, TableCopy] = {}
 
     def handle(self, event: Event) -> list[Action]:

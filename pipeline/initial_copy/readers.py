@@ -1,5 +1,5 @@
-"""How many readers of snapshots work at a time: the setting ``snapshot_connections``, or a number for the machine; and
-what their holder asks for.
+"""How many readers of snapshots work at a time: the setting ``snapshot_connections``, or a number for the machine; what
+each of them may read, and what their holder asks for.
 
 On one machine the readers and the server keep all CPUs busy. One more than there are CPUs takes its start from the
 others, and room in their caches: 5,000,000 rows of pgbench's accounts took 1.9 s by two readers on two CPUs, and 2.2 s
@@ -23,6 +23,11 @@ HOLDER_CPUS: Final = 0.05
 def most_readers(setting: int | None) -> int:
     """Wherever they run."""
     return _DEFAULT if setting is None else setting
+
+
+def bytes_per_s_of_each(bytes_per_s: int, n_readers: int) -> int:
+    """What one of them may read of what all may; 0 for no limit. A limit stays one, however many share it."""
+    return max(bytes_per_s // max(n_readers, 1), 1) if bytes_per_s else 0
 
 
 def readers_here(setting: int | None, own_cpus: int | None) -> int:

@@ -33,18 +33,23 @@ def locks(database: Database) -> int:
     return int(n)
 
 
+@pytest.mark.parametrize(
+    ("bytes_per_s", "n_readers", "n_rows"),
+    [(64 << 10, 1, 10), (3, 4, 0)],
+    ids=["64 KiB/s", "3 B/s for 4 readers"],
+)
 def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_one(
-    database: Database, tmp_path: Path
+    database: Database, tmp_path: Path, bytes_per_s: int, n_readers: int, n_rows: int
 ) -> None:
     database.execute("CREATE TABLE t (id int, body text)")
     database.execute("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) i")
     database.execute("CREATE TABLE other (id int)")
-    database.execute("INSERT INTO other SELECT generate_series(1, 10)")
-    # At this pace the table takes five minutes.
+    database.execute("INSERT INTO other SELECT generate_series(1, %s)", n_rows)
+    # At this pace the table takes five minutes, or more.
     actors = SnapshotActors(
-        Config(dsn=database.dsn(), slot="s", publication=("p",), snapshot_bytes_per_s=64 << 10)
+        Config(dsn=database.dsn(), slot="s", publication=("p",), snapshot_bytes_per_s=bytes_per_s)
     )
-    assert actors.start_readers(1, 1) == 1
+    assert actors.start_readers(n_readers, 1) == n_readers
     failures: list[BaseException] = []
     try:
         with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
@@ -68,8 +73,10 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
         wait_until(lambda: locks(database) == 0)
         with snapshot_of(database, relation_of(database, "other"), tmp_path) as snapshot:
             target = SnapshotOutput(snapshot.target.table, snapshot.target.job, snapshot.conform)
-            _, n_rows = actors.read(snapshot.whole, BOUNDS, target)
-        assert n_rows == 10 and len(actors._all) == 2, "the holder, and the same reader, which was not lost"
+            _, n_read = actors.read(snapshot.whole, BOUNDS, target)
+        assert n_read == n_rows and len(actors._all) == 2, (
+            "the holder, and the same reader, which was not lost"
+        )
     finally:
         actors.close()
 
