@@ -50,6 +50,7 @@ _NO_SESSION = tuple(
         "login",
         "quickstart",
         "session_end",
+        "small_tables_killed",
         "snapshots_s3",
         "source_kills",
         "wheel",

@@ -144,6 +144,8 @@ class SnapshotSteps:
         """How many readers there are, for which the ranges of a table are planned."""
         self._targets: dict[int, SnapshotOutput] = {}
         """Where the files of each attempt go, by the attempt's number."""
+        self._given_up: set[int] = set()
+        """Attempts that are over: one of them may still be about to get a place for its files."""
         self._late: dict[int, SnapshotOutput] = {}
         """By relid: of an attempt that failed. A reader may have written a last file after its end."""
         self._stop = threading.Event()
@@ -166,6 +168,7 @@ class SnapshotSteps:
         """No action runs: give the actors' connections and processes back. The next action starts others."""
         self._actors.close()
         self._targets.clear()
+        self._given_up.clear()
         self._late.clear()
 
     def close(self) -> None:
@@ -275,11 +278,11 @@ class SnapshotSteps:
         if not action.wait_for_writers and self._book.may_lack(held.bounds):
             held = self._actors.hold("hold", action.source, True, behind)
         target = self._tables.target(held.source.relation, held.bounds.snapshot_lsn)
+        self._place(action, target)
         if not action.wait_for_writers and held.bounds.whole_upto < target.cut:
             # The sink would refuse it each time, for as long as a transaction is open from before the last checkpoint.
             held = self._actors.hold("hold", action.source, True, behind)
-            target = self._tables.target(held.source.relation, held.bounds.snapshot_lsn)
-        self._targets[action.attempt] = target
+            self._place(action, self._tables.target(held.source.relation, held.bounds.snapshot_lsn))
         # A repair's rows are found by the key: one COPY for each table with rows of its own.
         by_range = held.by_range and action.repair is None
         ranges = plan_ranges(held.source.leaves, by_range=by_range, n_readers=self._n_readers)
@@ -323,7 +326,7 @@ class SnapshotSteps:
                 events.append(_without(action, target))
                 continue
             if one is not None and target is not None and one.bounds.whole_upto >= target.cut:
-                self._targets[action.attempt] = target
+                self._place(action, target)
                 ranges = plan_ranges(one.source.leaves, by_range=one.by_range)
                 events.append(
                     TableHeld(relid, action.attempt, one.source, one.snapshot_name, one.bounds, ranges)
@@ -335,6 +338,14 @@ class SnapshotSteps:
                 self._discard(target)
             events.append(LeftOut(relid, action.attempt))
         return events
+
+    def _place(self, action: Hold, target: SnapshotOutput) -> None:
+        """Have the files of this attempt go there. Where it was given up meanwhile, nothing of it is kept."""
+        self._targets[action.attempt] = target
+        # In this order, and in the other one in ``_release``: one of the two finds it.
+        if action.attempt in self._given_up and self._targets.pop(action.attempt, None) is not None:
+            self._release_all([action.source.relation.relid])  # it may have been held behind its release
+            self._discard(target)
 
     def _read_together(self, actions: Sequence[Read]) -> None:
         # One that was given up meanwhile has no place for its rows any more.
@@ -507,7 +518,10 @@ class SnapshotSteps:
 
     def _release(self, action: Release) -> None:
         self._release_all([action.relid])
-        target = None if action.discarded is None else self._targets.pop(action.discarded, None)
+        if action.discarded is None:
+            return
+        self._given_up.add(action.discarded)
+        target = self._targets.pop(action.discarded, None)
         if target is not None:
             self._discard(target)
             self._late[action.relid] = target

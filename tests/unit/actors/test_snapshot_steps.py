@@ -245,6 +245,42 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
     assert [each[0] for each in done].count("discard") == 2
 
 
+@pytest.mark.parametrize("is_held_again", [False, True])
+def test_of_a_table_that_is_dropped_while_it_is_held_alone_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held_again: bool
+) -> None:
+    discarded: list[SnapshotOutput] = []
+    given_up: list[Callable[[], None]] = []
+
+    class Tables(Shortened):
+        def discard(self, target: SnapshotOutput) -> None:
+            discarded.append(target)
+
+        def target(self, *arguments: Any) -> SnapshotOutput:
+            if not is_held_again:
+                given_up.pop()()
+            return super().target(*arguments)
+
+    tables, failed = Tables(50 if is_held_again else 0), list[BaseException]()
+    decision = Decision(True, {7: source_of(7).published_as}, slot_xmax=100)
+    book = SnapshotBook(Storage(str(tmp_path)), LAYOUT, decision)
+    steps = SnapshotSteps(
+        Config(slot="orders"), book, tables, lambda _: 0, lambda _: None, lambda _: None, failed.append
+    )
+    given_up.append(lambda: steps._release(Release(7, discarded=3)))
+
+    def hold(method: str, source: PublishedSource, wait_for_writers: bool, behind: Lsn) -> HeldSnapshot:
+        if wait_for_writers:
+            given_up.pop()()
+            raise SnapshotLost("the snapshot of a table was given up")
+        return HeldSnapshot("name", dataclasses.replace(BOUNDS, xmin=100), source, True)
+
+    monkeypatch.setattr(steps._actors, "hold", hold)
+    steps._watched(steps._hold, Hold(source_of(7), 3, False), 7)
+    steps.close()
+    assert len(discarded) == 1 and not steps._targets and not failed and not given_up
+
+
 REPAIR = Repair(parse_key_filter("id < 7"), number=1)
 TARGET = SnapshotOutput(Location.parse("/tables/public.t7"), "snapshot-7", Conform(pa.schema([]), ()))
 
@@ -380,6 +416,7 @@ class Group:
         self.places: dict[int, Any] = {}
         self.commits: dict[int, list[Any]] = {}
         self.reads: Any = None
+        self.before_hold = self.before_places = lambda: None
         self.released: list[int] = []
         self.asked: list[list[int]] = []
         self.discarded: list[str] = []
@@ -398,6 +435,7 @@ class Group:
     def _hold(self, method: str, tables: Any, lsn: Lsn) -> Any:
         if method == "confirm_together":
             return [relid for relid in tables if relid in self.confirms]
+        self.before_hold()
         held = {relid: HeldSnapshot("s", self.bounds, self._source(relid), True) for relid in self.held}
         return {
             each.relation.relid: held[each.relation.relid] for each in tables if each.relation.relid in held
@@ -420,6 +458,7 @@ class Group:
 
         def targets(wanted: Any) -> Any:
             relids = [relation.relid for relation, _ in wanted]
+            self.before_places()
             if isinstance(self.places, XidstreamError):
                 raise self.places
             return [self.places.get(relid, TARGET) for relid in relids]
@@ -491,6 +530,18 @@ def test_of_a_group_a_table_whose_log_was_cut_behind_its_snapshot_is_taken_behin
     group.places = {8: dataclasses.replace(TARGET, cut=Lsn(50), directory="snapshot-8")}
     assert [type(each) for each in group.hold()] == [TableHeld, LeftOut, TableHeld]
     assert (group.released, group.discarded) == ([8], ["snapshot-8"])
+
+
+@pytest.mark.parametrize("moment", ["before_hold", "before_places"])
+def test_of_a_table_that_is_dropped_before_the_sink_gives_its_place_nothing_is_kept(
+    group: Group, moment: str
+) -> None:
+    """The sink took it for one whose snapshot is under way, and so never shortened its log."""
+    group.places = {8: dataclasses.replace(TARGET, directory="snapshot-8")}
+    setattr(group, moment, lambda: group.steps._release(Release(8, discarded=80)))
+    group.hold()
+    assert group.discarded == ["snapshot-8"] and list(group.steps._targets) == [70, 90]
+    assert group.released == [8, 8], "it is held behind the first release, perhaps"
 
 
 def test_a_group_is_let_go_of_where_the_driver_is_lost_before_it_is_read(group: Group) -> None:
