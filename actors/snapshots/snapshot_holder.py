@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xidstream.actors.runtime.secrets import take_up
+from xidstream.pipeline.errors import SnapshotLost
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.postgres.login import login_of
@@ -35,11 +36,8 @@ class SnapshotHolder:
     def release(self, *relids: int) -> None:
         self._holder.release(*relids)
 
-    def confirm(self, relid: int, valid_from: Lsn) -> None:
-        self._holder.confirm(relid, valid_from)
-
-    def confirm_together(self, relids: Sequence[int], valid_from: Lsn) -> list[int]:
-        return self._holder.confirm_together(relids, valid_from)
+    def confirm(self, relids: Sequence[int], valid_from: Lsn) -> dict[int, SnapshotLost]:
+        return self._holder.confirm(relids, valid_from)
 
     def room_for(self, wanted: int) -> int:
         return self._holder.room_for(wanted)

@@ -186,74 +186,59 @@ class SnapshotSteps:
         return self._actors.missing_readers()
 
     def submit(self, action: Action) -> None:
-        if isinstance(action, Hold):
-            self._pool.submit(self._watched, self._hold, action, action.source.relation.relid)
-        elif isinstance(action, Read):
-            self._pool.submit(self._watched, self._read, action, action.task.source.relation.relid)
-        elif isinstance(action, Carry):
-            self._pool.submit(self._watched, self._carry, action, action.source.relation.relid)
-        elif isinstance(action, CommitSnapshot):
-            self._pool.submit(self._watched, self._commit, action, action.source.relation.relid)
-        elif isinstance(action, Together):
-            self._pool.submit(self._watched_together, action.actions)
-        else:
+        if isinstance(action, Release):
             # At once: nobody reads for a later snapshot of this table yet.
             self._actors.cancel_reads(action.relid)
             self._pool.submit(self._release, action)
+        else:
+            actions = action.actions if isinstance(action, Together) else (action,)
+            self._pool.submit(self._watched, self._act, actions)
 
-    def _watched(self, act: Callable[[Any], None], action: Any, relid: int) -> None:
+    def _act(self, actions: Sequence[Any]) -> None:
+        """``actions``: of one kind, each of another table."""
+        if isinstance(actions[0], Hold):
+            self._hold(actions[0]) if len(actions) == 1 else self._hold_together(actions)
+        elif isinstance(actions[0], Read):
+            self._read(actions)
+        elif isinstance(actions[0], Carry):
+            self._carry(actions[0])
+        else:
+            self._commit(actions)
+
+    def _watched(self, act: Callable[[Sequence[Any]], None], actions: Sequence[Any]) -> None:
         try:
-            act(action)
+            act(actions)
         except XidstreamError as error:
-            if self._stop.is_set():
-                return
+            if not self._stop.is_set():
+                self._judge(error, actions)
+        except BaseException as error:  # noqa: BLE001 - the supervisor raises it
+            if not self._stop.is_set():
+                self._fail(error)
+
+    def _judge(self, error: XidstreamError, actions: Sequence[Any]) -> None:
+        """Report what becomes of tables whose step has failed."""
+        is_alone, stops = len(actions) == 1, error.policy.action_of(logged_in=True) is Policy.STOP
+        if is_alone:
             is_clash = isinstance(error, ColumnNameClash)
             if (self._parks and isinstance(error, PoisonedChange)) or (is_clash and self._is_awaited):
-                self._give_up(error, action)
+                self._give_up(error, actions[0])
                 return
             # Whoever waits for the snapshots alone would wait for ever.
             goes_on = is_clash or (isinstance(error, TableUnreadable) and not self._is_awaited)
-            if error.policy.action_of(logged_in=True) is Policy.STOP and not goes_on:
-                self._fail(_with_way_out(error, action))
+            if stops and not goes_on:
+                self._fail(_with_way_out(error, actions[0]))
                 return
-            log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
-            if isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
-                self._stop.wait(_FIRST_PAUSE_S)
-                self._report(ReaderLost(relid, action.attempt, action.task.range.number))
-            else:
-                self._report(Failed(relid, action.attempt))
-        except BaseException as error:  # noqa: BLE001 - the supervisor raises it
-            if not self._stop.is_set():
-                self._fail(error)
-
-    def _watched_together(self, actions: Sequence[Any]) -> None:
-        try:
-            if isinstance(actions[0], Hold):
-                self._hold_together(actions)
-            elif isinstance(actions[0], Read):
-                self._read_together(actions)
-            else:
-                self._commit_together(actions)
-        except XidstreamError as error:
-            if self._stop.is_set():
-                return
-            if (
-                isinstance(actions[0], CommitSnapshot)
-                and error.policy.action_of(logged_in=True) is Policy.STOP
-            ):
-                self._fail(error)
-                return
-            log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
-            self._report_lost([_without(action, error) for action in actions])
-        except BaseException as error:  # noqa: BLE001 - the supervisor raises it
-            if not self._stop.is_set():
-                self._fail(error)
+        elif stops and isinstance(actions[0], CommitSnapshot):
+            self._fail(error)
+            return
+        log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
+        self._report_lost([_failed(action, error, is_alone) for action in actions])
 
     def _report_lost(self, events: Sequence[OneEvent]) -> None:
         """Some of them failed, perhaps. Whose range is read again waits a moment, as with one table."""
         if any(isinstance(event, ReaderLost) for event in events):
             self._stop.wait(_FIRST_PAUSE_S)
-        self._report(Several(tuple(events)))
+        self._report(events[0] if len(events) == 1 else Several(tuple(events)))
 
     def _give_up(self, error: XidstreamError, action: Hold | Read | Carry | CommitSnapshot) -> None:
         """Go on without this snapshot."""
@@ -323,7 +308,7 @@ class SnapshotSteps:
             one, target = held.get(relid), targets.get(relid)
             if isinstance(target, XidstreamError):
                 self._release_all([relid])
-                events.append(_without(action, target))
+                events.append(_failed(action, target, is_alone=False))
                 continue
             if one is not None and target is not None and one.bounds.whole_upto >= target.cut:
                 self._place(action, target)
@@ -347,39 +332,42 @@ class SnapshotSteps:
             self._release_all([action.source.relation.relid])  # it may have been held behind its release
             self._discard(target)
 
-    def _read_together(self, actions: Sequence[Read]) -> None:
+    def _read(self, actions: Sequence[Read]) -> None:
         # One that was given up meanwhile has no place for its rows any more.
         there = [(each, self._targets[each.attempt]) for each in actions if each.attempt in self._targets]
         if not there:
             return
         tasks = [action.task for action, _ in there]
-        found = self._actors.read_together(tasks, there[0][0].bounds, [target for _, target in there])
+        found = self._actors.read(tasks, there[0][0].bounds, [target for _, target in there])
         events: list[OneEvent] = []
         for (action, _), read in zip(there, found, strict=True):
             relid = action.task.source.relation.relid
             if isinstance(read, XidstreamError):
+                if len(actions) == 1:
+                    raise read
                 log.warning(of_error("snapshot_failed", f"snapshots: {read.message}", read))
-                events.append(_without(action, read))
+                events.append(_failed(action, read, is_alone=False))
             else:
                 events.append(RangeRead(relid, action.attempt, action.task.range.number, *read))
         self._report_lost(events)
 
-    def _read(self, action: Read) -> None:
-        files, n_rows = self._actors.read(action.task, action.bounds, self._targets[action.attempt])
-        relid = action.task.source.relation.relid
-        self._report(RangeRead(relid, action.attempt, action.task.range.number, files, n_rows))
-
-    def _let_go(self, source: PublishedSource, bounds: SnapshotBounds) -> None:
-        """Let go of the table's lock, because all rows are read. It is called once: a table that was not held to the
-        end is taken anew."""
-        relid = source.relation.relid
-        self._actors.hold("confirm", relid, bounds.valid_from)
-        self._release_all([relid])
+    def _let_go(self, sources: Sequence[PublishedSource], bounds: SnapshotBounds) -> dict[int, SnapshotLost]:
+        """Let go of the tables' locks, because all rows are read. Returns those that were not held to the end, with an
+        error: they are taken anew."""
+        relids = [source.relation.relid for source in sources]
+        lost: dict[int, SnapshotLost] = self._actors.hold("confirm", relids, bounds.valid_from)
+        self._release_all(relids)
+        return {
+            relid: SnapshotLost(f"table {source.name} was not held to the end: {lost[relid].message}")
+            for source, relid in zip(sources, relids, strict=True)
+            if relid in lost
+        }
 
     def _carry(self, action: Carry) -> None:
-        self._let_go(action.source, action.bounds)
-        self._until_done(lambda: self._end_former(action.source))
         relid, relation = action.source.relation.relid, action.source.relation
+        if lost := self._let_go([action.source], action.bounds):
+            raise lost[relid]
+        self._until_done(lambda: self._end_former(action.source))
         first_seq = action.first_number << SEQ_BITS
         carrying = Carrying(relation, action.repair.number, action.bounds, action.only, first_seq)
         pause_s = _CARRY_PAUSE_S
@@ -420,39 +408,22 @@ class SnapshotSteps:
         log.warning(repair_refused(source, error.message))
         self._report(Dropped(source.relation.relid))
 
-    def _commit(self, action: CommitSnapshot) -> None:
-        if action.repair is None:
-            self._let_go(action.source, action.bounds)
-        generation = self._begun(action)
-        if generation is None:
-            raise _altered(action)
-        try:
-            while not self._until_done(lambda: self._tables.commit(generation, action.files)):
-                # A function has the table's rows only when its turn has come.
-                if self._stop.wait(_FIRST_PAUSE_S):
-                    raise ComponentLost("the run ends")
-        except SnapshotInterrupted:
-            self._until_done(lambda: self._book.give_up(generation))
-            raise
-        self._finish(action, generation)
-
-    def _finish(self, action: CommitSnapshot, generation: Generation) -> None:
-        self._until_done(lambda: self._book.finish(generation))
-        self._targets.pop(action.attempt, None)
-        event = SnapshotCommitted(action.source.relation.relid, action.attempt)
-        n_carried = None if action.repair is None else action.n_carried
-        self._report(TableTaken(event, generation, action.n_rows, action.source.n_bytes, n_carried))
-
-    def _commit_together(self, actions: Sequence[CommitSnapshot]) -> None:
-        relids = [action.source.relation.relid for action in actions]
-        confirmed = self._actors.hold("confirm_together", relids, actions[0].bounds.valid_from)
-        self._release_all(relids)
+    def _commit(self, actions: Sequence[CommitSnapshot]) -> None:
+        """A repair is alone, and was let go of before it was carried."""
+        lost: dict[int, SnapshotLost] = {}
+        if actions[0].repair is None:
+            lost = self._let_go([action.source for action in actions], actions[0].bounds)
         left: list[tuple[CommitSnapshot, Generation]] = []
-        for action, relid in zip(actions, relids, strict=True):
-            if relid not in confirmed:
-                self._tell_failed(SnapshotLost(f"table {action.source.name} was not held to the end"), action)
+        for action in actions:
+            if (error := lost.get(action.source.relation.relid)) is not None:
+                self._judge(error, [action])
             elif (generation := self._begun(action)) is None:
-                self._tell_failed(_altered(action), action)
+                self._judge(
+                    SnapshotInterrupted(
+                        f"table {action.source.name} was altered while its rows were written"
+                    ),
+                    [action],
+                )
             else:
                 left.append((action, generation))
         pause_s = _FIRST_PAUSE_S
@@ -463,18 +434,17 @@ class SnapshotSteps:
             for (action, generation), done in zip(left, found, strict=True):
                 if done is True:
                     self._finish(action, generation)
+                elif not isinstance(done, XidstreamError):
+                    again.append((action, generation))
                 elif isinstance(done, SnapshotInterrupted):
                     self._until_done(partial(self._book.give_up, generation))
-                    self._tell_failed(done, action)
-                elif (
-                    isinstance(done, XidstreamError) and done.policy.action_of(logged_in=True) is Policy.STOP
-                ):
-                    raise _with_way_out(done, action)
+                    self._judge(done, [action])
+                elif done.policy.action_of(logged_in=True) is Policy.STOP:
+                    self._judge(done, [action])
                 else:
-                    if isinstance(done, XidstreamError):
-                        log.warning(
-                            of_error("snapshot_retried", f"snapshots: {done.message}; trying again", done)
-                        )
+                    log.warning(
+                        of_error("snapshot_retried", f"snapshots: {done.message}; trying again", done)
+                    )
                     again.append((action, generation))
             left = again
             # A function has the rows when its turn has come. A store that fails is left alone for longer and longer.
@@ -483,9 +453,12 @@ class SnapshotSteps:
                 raise ComponentLost("the run ends")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if is_failing else _FIRST_PAUSE_S
 
-    def _tell_failed(self, error: XidstreamError, action: CommitSnapshot) -> None:
-        log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
-        self._report(_without(action, error))
+    def _finish(self, action: CommitSnapshot, generation: Generation) -> None:
+        self._until_done(lambda: self._book.finish(generation))
+        self._targets.pop(action.attempt, None)
+        event = SnapshotCommitted(action.source.relation.relid, action.attempt)
+        n_carried = None if action.repair is None else action.n_carried
+        self._report(TableTaken(event, generation, action.n_rows, action.source.n_bytes, n_carried))
 
     def _begun(self, action: CommitSnapshot) -> Generation | None:
         """The generation that is about to be committed; None where the table was altered meanwhile."""
@@ -534,18 +507,14 @@ class SnapshotSteps:
             log.debug("what a snapshot wrote that failed is left to a vacuum: %s", error.message)
 
 
-def _altered(action: CommitSnapshot) -> SnapshotInterrupted:
-    return SnapshotInterrupted(f"table {action.source.name} was altered while its rows were written")
-
-
-def _without(action: Hold | Read | CommitSnapshot, error: XidstreamError) -> OneEvent:
-    """What becomes of a table of a group that has failed."""
+def _failed(action: Hold | Read | Carry | CommitSnapshot, error: XidstreamError, is_alone: bool) -> OneEvent:
+    """What becomes of a table, alone or in a group, whose step has failed."""
     relid = _source_of(action).relation.relid
     if isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
         return ReaderLost(relid, action.attempt, action.task.range.number)
-    if isinstance(error, _NO_TABLES_FAULT):
-        return Failed(relid, action.attempt, is_own=False)
-    return LeftOut(relid, action.attempt) if isinstance(action, Hold) else Failed(relid, action.attempt)
+    if isinstance(action, Hold) and not is_alone and not isinstance(error, _NO_TABLES_FAULT):
+        return LeftOut(relid, action.attempt)
+    return Failed(relid, action.attempt, is_own=not isinstance(error, _NO_TABLES_FAULT))
 
 
 def repair_refused(source: PublishedSource, reason: str) -> events.Event:

@@ -199,20 +199,31 @@ class TableHolder:
             connection.execute("SELECT txid_current()")
             return False
 
-    def confirm(self, relid: int, valid_from: Lsn) -> None:
-        """Return when all that the snapshot saw is flushed, with the table still held: what was read is the table.
+    def confirm(self, relids: Sequence[int], valid_from: Lsn) -> dict[int, SnapshotLost]:
+        """Return when all that the snapshot of these tables saw is flushed, with the tables still held: what was read
+        is the table. Returns those that were not held all the time, with the reason. They are to be taken anew.
 
-        To be called when the last row is read. The question goes through the table's own session. If that ended before,
+        To be called when the last row is read. The question goes through the tables' own session. If that ended before,
         its lock may have been gone while rows were still read, and the server may have lost commits that the snapshot
-        saw. Raises SnapshotLost then.
+        saw.
         """
-        doing = "the end of a table's snapshot"
+        with self._guard:
+            sessions = {relid: self._sessions[relid] for relid in relids if relid in self._sessions}
+        lost = {
+            relid: SnapshotLost("the session that held a table's snapshot has ended")
+            for relid in relids
+            if relid not in sessions
+        }
+        for session in {id(each): each for each in sessions.values()}.values():
+            try:
+                self._confirm(session, valid_from)
+            except SnapshotLost as error:
+                lost |= {relid: error for relid, each in sessions.items() if each is session}
+        return lost
+
+    def _confirm(self, session: psycopg.Connection[Any], valid_from: Lsn) -> None:
         while True:
-            with self._guard:
-                session = self._sessions.get(relid)
-            if session is None:
-                raise SnapshotLost("the session that held a table's snapshot has ended")
-            with _reported(doing):
+            with _reported("the end of a table's snapshot"):
                 if self._of_standby:  # what is replayed was flushed before
                     session.execute("SELECT")
                     return
@@ -222,19 +233,6 @@ class TableHolder:
                 return
             if self._closed.wait(_POLL_S):
                 raise SnapshotLost("the holder of snapshots was closed")
-
-    def confirm_together(self, relids: Sequence[int], valid_from: Lsn) -> list[int]:
-        """``confirm`` for tables with one snapshot. Returns those that were held all the time; the others are to be
-        taken anew."""
-        with self._guard:
-            sessions = {relid: self._sessions[relid] for relid in relids if relid in self._sessions}
-        lost: set[int] = set()
-        for first in {id(session): relid for relid, session in sessions.items()}.values():
-            try:
-                self.confirm(first, valid_from)
-            except SnapshotLost:
-                lost.add(id(sessions[first]))
-        return [relid for relid, session in sessions.items() if id(session) not in lost]
 
     def room_for(self, wanted: int) -> int:
         """How many of ``wanted`` further connections the server has room for; at least one."""

@@ -181,8 +181,10 @@ class Comparing:
                 check=self.check,
             )
             # The session has held the table all the time.
-            self.holder.confirm(held.source.relation.relid, held.bounds.valid_from)
-            self.holder.release(held.source.relation.relid)
+            relid = held.source.relation.relid
+            if lost := self.holder.confirm([relid], held.bounds.valid_from):
+                raise lost[relid]
+            self.holder.release(relid)
             self.check()
             found = self._in_spark(rows, at)
         except LogStandsStill:

@@ -395,7 +395,7 @@ def test_an_asynchronous_commit_that_a_snapshot_saw_survives_a_crash_once_it_is_
         assert rows_in(database, held) == [(1, "seen before it is flushed")]
         ((flushed,),) = database.execute("SELECT pg_current_wal_flush_lsn()::text")
         assert Lsn.parse(flushed) < held.bounds.valid_from, "a crash would lose the row now"
-        holder.confirm(relid, held.bounds.valid_from)
+        assert not holder.confirm([relid], held.bounds.valid_from)
         server.restart("immediate")
         holder.close()
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
@@ -715,7 +715,7 @@ def test_small_tables_are_held_by_one_session_under_one_snapshot_until_the_last_
     holder.release(*first)
     small.execute("INSERT INTO t3 VALUES (2000)")
     assert holding_sessions(small) == 1
-    assert holder.confirm_together([*first, last], bounds.valid_from) == [last]
+    assert list(holder.confirm([*first, last], bounds.valid_from)) == first
     holder.release(last)
     wait_until(lambda: holding_sessions(small) == 0)
     place = bounds.snapshot_lsn
@@ -789,17 +789,17 @@ def test_a_group_whose_session_ended_before_the_last_row_was_read_is_not_confirm
     held = holder.hold_together(sources[:3])
     other = holder.hold_together(sources[3:])
     bounds = next(iter(held.values())).bounds
-    assert holder.confirm_together(list(held), bounds.valid_from) == list(held)
+    assert holder.confirm(list(held), bounds.valid_from) == {}
     small.execute(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks JOIN pg_stat_activity USING (pid)"
         f" WHERE relation = {next(iter(held))} AND state = 'idle in transaction'"
     )
     valid_from = next(iter(other.values())).bounds.valid_from
-    assert holder.confirm_together([*held, *other], valid_from) == list(other)
+    assert list(holder.confirm([*held, *other], valid_from)) == list(held)
     assert len(holder.hold_together(sources[:3])) == 3
     single = holder.hold(sources[3], wait_for_writers=False)
     assert single.snapshot_name not in {each.snapshot_name for each in other.values()}
-    assert holder.confirm_together(list(other), valid_from) == list(other)
+    assert holder.confirm(list(other), valid_from) == {}
 
 
 @pytest.mark.parametrize("is_together", [False, True])
@@ -871,19 +871,17 @@ def test_a_table_whose_holder_ended_before_the_last_row_was_read_is_not_confirme
     source = source_of(table)
     relid = source.relation.relid
     held = holder.hold(source, wait_for_writers=False)
-    holder.confirm(relid, held.bounds.valid_from)
+    assert not holder.confirm([relid], held.bounds.valid_from)
     table.execute(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
         " WHERE state = 'idle in transaction' AND datname = current_database()"
     )
-    with pytest.raises(SnapshotLost):
-        holder.confirm(relid, held.bounds.valid_from)
+    assert list(holder.confirm([relid], held.bounds.valid_from)) == [relid]
     with pytest.raises(psycopg.Error):
         rows_in(table, held)
-    with pytest.raises(SnapshotLost):
-        TableHolder(table.dsn(), ["p"]).confirm(relid, held.bounds.valid_from)
+    assert list(TableHolder(table.dsn(), ["p"]).confirm([relid], held.bounds.valid_from)) == [relid]
     again = holder.hold(source, wait_for_writers=False)
-    holder.confirm(relid, again.bounds.valid_from)
+    assert not holder.confirm([relid], again.bounds.valid_from)
     assert len(rows_in(table, again)) == 1000
 
 
@@ -907,7 +905,7 @@ def test_the_session_that_asks_about_a_table_asks_about_the_next_and_another_one
     wait_until(lambda: _observers(table) - before == {kept})
     table.execute(f"SELECT pg_terminate_backend({kept})")
     wait_until(lambda: kept not in _observers(table))
-    holder.confirm(source.relation.relid, held.bounds.valid_from)  # nobody held the table by it
+    assert not holder.confirm([source.relation.relid], held.bounds.valid_from)  # nobody held the table by it
     holder.release(source.relation.relid)
     assert len(rows_in(table, holder.hold(source, wait_for_writers=False))) == 1000
     wait_until(lambda: len(_observers(table) - before) == 1)
@@ -980,7 +978,7 @@ def test_time_limits_of_the_database_do_not_end_what_is_held(table: Database, ho
     held = holder.hold(source_of(table), wait_for_writers=False)
     time.sleep(1.2)
     table.execute(f"ALTER DATABASE {table.name} RESET ALL")
-    holder.confirm(held.source.relation.relid, held.bounds.valid_from)
+    assert not holder.confirm([held.source.relation.relid], held.bounds.valid_from)
     assert len(rows_in(table, held)) == 1000
 
 

@@ -76,7 +76,7 @@ def outcome(
     def act(action: object) -> None:
         raise error
 
-    steps._watched(act, Hold(source_of(7), 3, False), 7)
+    steps._watched(act, [Hold(source_of(7), 3, False)])
     steps.close()
     return reported, failed
 
@@ -159,7 +159,7 @@ def holds_asked_for(
         return HeldSnapshot("name", held[len(calls) - 1], source, True)
 
     monkeypatch.setattr(steps._actors, "hold", hold)
-    steps._watched(steps._hold, Hold(source, 3, waits), 7)
+    steps._watched(steps._act, [Hold(source, 3, waits)])
     steps.close()
     assert failed == []
     return calls
@@ -201,10 +201,10 @@ def test_the_former_generation_ends_before_the_new_one_is_committed(
         done.append,
         done.append,
     )
-    monkeypatch.setattr(steps._actors, "hold", lambda method, *_: done.append(method))
-    steps._watched(steps._commit, CommitSnapshot(source_of(7), BOUNDS, 3, (), 0), 7)
+    monkeypatch.setattr(steps._actors, "hold", lambda method, *_: done.append(method) or {})
+    steps._watched(steps._act, [CommitSnapshot(source_of(7), BOUNDS, 3, (), 0)])
     steps.close()
-    assert done[:2] == ["confirm", "end the former of public.t7"] and done[2][0] == "commit"
+    assert done[:2] == ["confirm", "end the former of public.t7"] and done[2][0] == "commit_together"
     assert isinstance(done[3], TableTaken) and done[3].generation.number == 2
 
 
@@ -218,8 +218,8 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
         def __getattr__(self, method: str) -> Any:
             def call(*arguments: Any) -> Any:
                 done.append((method, *arguments))
-                if method == "commit":
-                    raise SnapshotInterrupted("1 of 2 files of its snapshot were removed")
+                if method == "commit_together":
+                    return [SnapshotInterrupted("1 of 2 files of its snapshot were removed")]
                 return target if method == "target" else None
 
             return call
@@ -230,14 +230,14 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
         Config(slot="orders"), book, Tables(), lambda _: 1, lambda _: None, reported.append, reported.append
     )
     held = HeldSnapshot("snapshot", BOUNDS, source_of(7), by_range=True)
-    monkeypatch.setattr(steps._actors, "hold", lambda method, *_: held if method == "hold" else None)
-    steps._watched(steps._hold, Hold(source_of(7), 3, False), 7)
-    steps._watched(steps._commit, CommitSnapshot(source_of(7), BOUNDS, 3, (), 0), 7)
+    monkeypatch.setattr(steps._actors, "hold", lambda method, *_: held if method == "hold" else {})
+    steps._watched(steps._act, [Hold(source_of(7), 3, False)])
+    steps._watched(steps._act, [CommitSnapshot(source_of(7), BOUNDS, 3, (), 0)])
     assert [type(event) for event in reported] == [TableHeld, Failed]
     assert book.unfinished([]) == [] and read_taken(storage, LAYOUT) == []
     steps._release(Release(7, discarded=3))
     assert done[-1] == ("discard", target)
-    steps._watched(steps._hold, Hold(source_of(7), 4, False), 7)
+    steps._watched(steps._act, [Hold(source_of(7), 4, False)])
     # What a reader wrote after the first removal.
     assert [each[0] for each in done[-2:]] == ["discard", "target"]
     steps._release(Release(7))
@@ -276,7 +276,7 @@ def test_of_a_table_that_is_dropped_while_it_is_held_alone_nothing_is_kept(
         return HeldSnapshot("name", dataclasses.replace(BOUNDS, xmin=100), source, True)
 
     monkeypatch.setattr(steps._actors, "hold", hold)
-    steps._watched(steps._hold, Hold(source_of(7), 3, False), 7)
+    steps._watched(steps._act, [Hold(source_of(7), 3, False)])
     steps.close()
     assert len(discarded) == 1 and not steps._targets and not failed and not given_up
 
@@ -322,12 +322,12 @@ def carried(
             reported.append,
             reported.append,
         )
-        monkeypatch.setattr(steps._actors, "hold", lambda method, *_: tables.calls.append(method))
+        monkeypatch.setattr(steps._actors, "hold", lambda method, *_: tables.calls.append(method) or {})
         monkeypatch.setattr(steps._actors, "release", lambda relid: tables.calls.append("release"))
         if target is not None:
             steps._targets[3] = target
         action = Carry(source_of(7), BOUNDS, 3, REPAIR, (), first_number=2)
-        steps._watched(steps._carry, action, 7)
+        steps._watched(steps._act, [action])
         steps.close()
         return tables.calls, reported, storage
 
@@ -392,7 +392,7 @@ def test_a_repair_is_committed_without_its_table_being_held_and_told_with_what_i
     steps = SnapshotSteps(
         Config(slot="orders"), book, tables, lambda _: 1, lambda _: None, reported.append, reported.append
     )
-    steps._watched(steps._commit, CommitSnapshot(source_of(7), BOUNDS, 3, (), 10, 90, REPAIR), 7)
+    steps._watched(steps._act, [CommitSnapshot(source_of(7), BOUNDS, 3, (), 10, 90, REPAIR)])
     steps.close()
     (taken,) = reported
     assert isinstance(taken, TableTaken) and (taken.n_rows, taken.n_carried) == (10, 90)
@@ -416,7 +416,7 @@ class Group:
         self.places: dict[int, Any] = {}
         self.commits: dict[int, list[Any]] = {}
         self.reads: Any = None
-        self.before_hold = self.before_places = lambda: None
+        self.before_hold = self.before_places = self.before_read = lambda: None
         self.released: list[int] = []
         self.asked: list[list[int]] = []
         self.discarded: list[str] = []
@@ -430,11 +430,11 @@ class Group:
         self.steps = SnapshotSteps(config, self.book, self, lambda _: 0, lambda _: None, told, failed)
         monkeypatch.setattr(self.steps._actors, "hold", self._hold)
         monkeypatch.setattr(self.steps._actors, "release", lambda *relids: self.released.extend(relids))
-        monkeypatch.setattr(self.steps._actors, "read_together", self._read)
+        monkeypatch.setattr(self.steps._actors, "read", self._read)
 
     def _hold(self, method: str, tables: Any, lsn: Lsn) -> Any:
-        if method == "confirm_together":
-            return [relid for relid in tables if relid in self.confirms]
+        if method == "confirm":
+            return {relid: SnapshotLost("gone") for relid in tables if relid not in self.confirms}
         self.before_hold()
         held = {relid: HeldSnapshot("s", self.bounds, self._source(relid), True) for relid in self.held}
         return {
@@ -474,20 +474,26 @@ class Group:
         return {"targets": targets, "commit_together": commit_together, "discard": discard}[method]
 
     def hold(self) -> list[Any]:
-        self.steps._watched_together([Hold(source_of(relid), relid * 10, False) for relid in self.relids])
+        self.steps._watched(
+            self.steps._act, [Hold(source_of(relid), relid * 10, False) for relid in self.relids]
+        )
         return self._events()
 
     def read(self) -> list[Any]:
         for relid in self.relids:
             self.steps._targets[relid * 10] = TARGET
+        self.before_read()
         (pages,) = plan_ranges(source_of(7).leaves, by_range=True)
         tasks = [RangeTask(source_of(relid), "s", pages) for relid in self.relids]
-        self.steps._watched_together([Read(task, BOUNDS, task.source.relation.relid * 10) for task in tasks])
+        self.steps._watched(
+            self.steps._act, [Read(task, BOUNDS, task.source.relation.relid * 10) for task in tasks]
+        )
         return self._events()
 
     def commit(self) -> list[Any]:
-        self.steps._watched_together(
-            [CommitSnapshot(source_of(relid), BOUNDS, relid * 10, (), 0) for relid in self.relids]
+        self.steps._watched(
+            self.steps._act,
+            [CommitSnapshot(source_of(relid), BOUNDS, relid * 10, (), 0) for relid in self.relids],
         )
         return self._events()
 
@@ -558,6 +564,24 @@ def test_a_table_of_a_group_that_cannot_be_read_has_failed_and_the_others_are_re
     assert not group.failed, "what a bad row does to the run is said when the table is taken alone"
 
 
+def test_a_table_that_is_read_alone_is_what_its_error_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, bad = (Group(tmp_path, monkeypatch, [7]) for _ in range(2))
+    lost.reads = {7: ConnectionLost("cut")}
+    assert lost.read() == [ReaderLost(7, 70, 0)] and not lost.failed
+    bad.reads = {7: PoisonedChange("table t7 is bad")}
+    assert bad.read() == [] and "snapshot cancel --table public.t7" in bad.failed[0].remedy  # type: ignore[attr-defined]
+
+
+def test_a_range_of_a_table_that_was_given_up_before_its_reader_began_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(tmp_path, monkeypatch, [7])
+    group.before_read = lambda: group.steps._release(Release(7, discarded=70))
+    assert group.read() == [] and not group.failed
+
+
 def test_a_lost_reader_costs_a_group_one_more_read_and_a_lost_snapshot_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -590,8 +614,9 @@ def test_those_of_a_group_that_the_sink_does_not_have_yet_are_asked_for_again_an
 
 def test_a_sink_that_is_ahead_of_the_server_ends_the_run_in_a_group_too(group: Group) -> None:
     group.commits = {8: [SinkDiverged("restored")]}
-    assert [each.generation.relid for each in group.commit()] == [7]
-    assert isinstance(group.failed[0], SinkDiverged)
+    assert [each.generation.relid for each in group.commit()] == [7, 9]
+    (failed,) = group.failed
+    assert isinstance(failed, SinkDiverged) and "snapshot cancel --table public.t8" in failed.remedy
 
 
 def test_a_store_that_fails_is_asked_for_the_commits_of_a_group_less_and_less_often_and_a_function_as_before(
