@@ -10,6 +10,7 @@ attempt that failed has written is removed.
 What is done for several small tables together ends as an event of each. Nothing that goes wrong there is judged: the
 table is left out, or has failed, and is taken alone then, where its error is judged. Only what ends the run, and a
 commit, are the same as with one table. A lost process or connection is nobody's fault: all are taken together again.
+So are they after a lost reader. To hold them once more is cheap, and their locks would wait for the next reader.
 
 A repair is carried when its range is read. Its table is let go of first: what it waits for then, the log, may take as
 long as the run lags. It holds nothing of the server meanwhile, and one repair after the other has Spark. Where nothing
@@ -232,13 +233,10 @@ class SnapshotSteps:
             self._fail(error)
             return
         log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
-        self._report_lost([_failed(action, error, is_alone) for action in actions])
-
-    def _report_lost(self, events: Sequence[OneEvent]) -> None:
-        """Some of them failed, perhaps. Whose range is read again waits a moment, as with one table."""
-        if any(isinstance(event, ReaderLost) for event in events):
+        events = tuple(_failed(action, error, is_alone) for action in actions)
+        if isinstance(events[0], ReaderLost):
             self._stop.wait(_FIRST_PAUSE_S)
-        self._report(events[0] if len(events) == 1 else Several(tuple(events)))
+        self._report(events[0] if is_alone else Several(events))
 
     def _give_up(self, error: XidstreamError, action: Hold | Read | Carry | CommitSnapshot) -> None:
         """Go on without this snapshot."""
@@ -349,7 +347,7 @@ class SnapshotSteps:
                 events.append(_failed(action, read, is_alone=False))
             else:
                 events.append(RangeRead(relid, action.attempt, action.task.range.number, *read))
-        self._report_lost(events)
+        self._report(Several(tuple(events)))
 
     def _let_go(self, sources: Sequence[PublishedSource], bounds: SnapshotBounds) -> dict[int, SnapshotLost]:
         """Let go of the tables' locks, because all rows are read. Returns those that were not held to the end, with an
@@ -510,11 +508,12 @@ class SnapshotSteps:
 def _failed(action: Hold | Read | Carry | CommitSnapshot, error: XidstreamError, is_alone: bool) -> OneEvent:
     """What becomes of a table, alone or in a group, whose step has failed."""
     relid = _source_of(action).relation.relid
-    if isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
+    if is_alone and isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
         return ReaderLost(relid, action.attempt, action.task.range.number)
-    if isinstance(action, Hold) and not is_alone and not isinstance(error, _NO_TABLES_FAULT):
-        return LeftOut(relid, action.attempt)
-    return Failed(relid, action.attempt, is_own=not isinstance(error, _NO_TABLES_FAULT))
+    if isinstance(error, _NO_TABLES_FAULT):
+        return Failed(relid, action.attempt, is_own=False)
+    is_left_out = isinstance(action, Hold) and not is_alone
+    return LeftOut(relid, action.attempt) if is_left_out else Failed(relid, action.attempt)
 
 
 def repair_refused(source: PublishedSource, reason: str) -> events.Event:

@@ -379,22 +379,14 @@ def test_a_table_of_a_group_that_fails_or_is_dropped_costs_the_others_nothing() 
     assert course.tables[2].is_alone, "what made it fail in a group does so to nobody else"
 
 
-def test_a_group_that_is_lost_with_its_holder_is_taken_together_again() -> None:
+def test_a_group_that_is_lost_with_its_holder_or_reader_is_let_go_of_and_taken_together_again() -> None:
     course = CopySchedule(1)
     holds = _group(course, *map(_small, range(1, 4)))
     _reading(course, holds)
-    course.handle(Several(tuple(Failed(n, hold.attempt, is_own=False) for n, hold in enumerate(holds, 1))))
+    lost = tuple(Failed(n, hold.attempt, is_own=False) for n, hold in enumerate(holds, 1))
+    assert course.handle(Several(lost)) == [Release(n, hold.attempt) for n, hold in enumerate(holds, 1)]
     (again,) = course.handle(Several(tuple(map(Retry, (1, 2, 3)))))
     assert _relids(again) == [1, 2, 3]
-
-
-def test_a_group_whose_reader_is_lost_is_read_again_under_the_same_snapshot() -> None:
-    course = CopySchedule(1)
-    holds = _group(course, *map(_small, range(1, 4)))
-    reads = _reading(course, holds)
-    lost = [ReaderLost(each.task.source.relation.relid, each.attempt, 0) for each in reads]
-    (again,) = course.handle(Several((_read(reads[0]), *lost[1:])))[1:]
-    assert isinstance(again, Together) and again.actions == reads[1:]
 
 
 def _carrying(course: CopySchedule, source: PublishedSource, repair: Repair) -> Carry:
