@@ -171,6 +171,21 @@ def survey_unless_locked(
         raise SnapshotInterrupted(message, remedy=remedy) from None
 
 
+def measured(session: psycopg.Connection[Any], sources: Sequence[PublishedSource]) -> list[PublishedSource]:
+    """``sources`` with the sizes that their leaves have now. ``session`` has them locked, so it waits for nobody: any
+    other one would wait behind whoever waits to alter one of them."""
+    sizes = _sizes(session, [leaf.relid for source in sources for leaf in source.leaves])
+    found = []
+    for source in sources:
+        leaves = (
+            dataclasses.replace(leaf, n_pages=n_pages, n_bytes=n_bytes)
+            for leaf in source.leaves
+            for n_pages, n_bytes in [sizes.get(leaf.relid, (leaf.n_pages, leaf.n_bytes))]
+        )
+        found.append(dataclasses.replace(source, leaves=tuple(leaves)))
+    return found
+
+
 def _sizes(connection: psycopg.Connection[Any], relids: list[int]) -> dict[int, tuple[int, int]]:
     """Pages of the table, and bytes with its TOAST. Empty if somebody keeps one of the tables locked."""
     try:

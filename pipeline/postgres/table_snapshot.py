@@ -51,7 +51,7 @@ from xidstream.pipeline.errors import SnapshotInterrupted, TableUnreadable, Unsu
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import ColumnNames, table_label
 from xidstream.pipeline.postgres.admin import Blocker
-from xidstream.pipeline.postgres.snapshot_sources import survey
+from xidstream.pipeline.postgres.snapshot_sources import measured, survey
 from xidstream.pipeline.postgres.stream_options import PG13, PG14, quote_identifier
 from xidstream.pipeline.postgres.table_access import (
     REMEDY_ROW_SECURITY,
@@ -162,13 +162,14 @@ class SnapshotTaking:
         # lock, and brings its rows.
         sources = self._unchanged(observer, sources, is_alone)
         sources = _fit(sources, lambda source: _rewritten(source, rewritten), is_alone)
+        sources = measured(session, sources)
         by_range = observer.info.server_version >= PG14
         return {each.relation.relid: HeldSnapshot(name, bounds, each, by_range) for each in sources}
 
     def _unchanged(
         self, observer: psycopg.Connection[Any], sources: Sequence[PublishedSource], is_alone: bool
     ) -> list[PublishedSource]:
-        """The tables that are what they were, with the sizes of now."""
+        """The tables that are what they were."""
         relids = [source.relation.relid for source in sources]
         found = survey(
             observer,

@@ -17,6 +17,7 @@ from tests.slot_changes import Transaction, make_slot, slot_changes
 from tests.waiting import wait_until
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 from xidstream.pipeline.errors import PreconditionMissing, SnapshotInterrupted, SnapshotLost, Unsupported
+from xidstream.pipeline.initial_copy.copy_schedule import SMALL_BYTES
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
@@ -858,6 +859,35 @@ def test_who_alters_a_table_with_a_row_filter_right_behind_its_lock_goes_first(
         alter.join(30)
         assert not alter.is_alive()
     assert len(holder.hold_together(survey(small.connection, ["p"]))) == 5
+
+
+def test_a_tables_size_is_known_under_the_lock_of_its_group_though_somebody_waits_to_alter_one_of_it(
+    small: Database, holder: TableHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question waited behind the ALTER TABLE. A large table that was never analyzed was one of no bytes then, and
+    held up the others of its group."""
+    small.execute("SET lock_timeout = 0")
+    small.execute("ALTER TABLE t2 SET (autovacuum_enabled = off)")
+    small.execute("INSERT INTO t2 SELECT generate_series(3, 30000)")
+    sources = survey(small.connection, ["p"])
+    asked = "SELECT count(*) FROM pg_locks WHERE relation = 't4'::regclass AND NOT granted"
+    lock = table_snapshot._lock_at_once
+    with small.connect() as session:
+        alter = threading.Thread(target=session.execute, args=(b"ALTER TABLE t4 ADD c int",), daemon=True)
+
+        def lock_and_be_waited_for(*arguments: Any) -> Any:
+            locked = lock(*arguments)
+            alter.start()
+            wait_until(lambda: small.execute(asked) == [(1,)])
+            return locked
+
+        monkeypatch.setattr(table_snapshot, "_lock_at_once", lock_and_be_waited_for)
+        held = holder.hold_together(sources)
+        holder.release(*held)
+        alter.join(30)
+        assert not alter.is_alive()
+    sizes = {each.source.relation.table: each.source.n_bytes for each in held.values()}
+    assert sizes["t2"] == sources[1].n_bytes > SMALL_BYTES >= max(sizes["t1"], sizes["t3"]) > 0
 
 
 # -- sessions, servers and roles --------------------------------------------------------------------------
