@@ -7,10 +7,11 @@ it. After any other error the range is read again, if its reader was lost, or el
 alone is repeated here, until the sink answers: the rows are on disk, and the driver may be starting again. What an
 attempt that failed has written is removed.
 
-What is done for several small tables together ends as an event of each. Nothing that goes wrong there is judged: the
-table is left out, or has failed, and is taken alone then, where its error is judged. Only what ends the run, and a
-commit, are the same as with one table. A lost process or connection is nobody's fault: all are taken together again.
-So are they after a lost reader. To hold them once more is cheap, and their locks would wait for the next reader.
+Small tables are taken together: a step has actions of several tables then, and ends as an event of each. A table that
+is alone is a group of one, and its error is judged as above. Nothing that goes wrong in a larger group is judged, but
+what ends the run in a commit: the table is left out, or has failed, and is taken alone then. A lost process or
+connection is nobody's fault: all are taken together again. So are they after a lost reader. To hold them once more is
+cheap, and their locks would wait for the next reader. Only ``held_tables`` goes two ways, for one and for several.
 
 A repair is carried when its range is read. Its table is let go of first: what it waits for then, the log, may take as
 long as the run lags. It holds nothing of the server meanwhile, and one repair after the other has Spark. Where nothing
@@ -24,13 +25,13 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from xidstream.actors.runtime.ray_cluster import own_cpus
 from xidstream.actors.snapshots.actors import SnapshotActors
+from xidstream.actors.snapshots.held_tables import HeldTables
 from xidstream.pipeline import events
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import (
@@ -52,7 +53,6 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.events import of_error
 from xidstream.pipeline.initial_copy import copy_schedule
 from xidstream.pipeline.initial_copy.copy_schedule import (
-    SMALL_BYTES,
     Action,
     Carried,
     Carry,
@@ -68,18 +68,14 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Release,
     Several,
     SnapshotCommitted,
-    TableHeld,
     Together,
 )
 from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
-from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotOutput, SnapshotTables
-from xidstream.pipeline.pg import INVALID_LSN
-from xidstream.pipeline.postgres.table_snapshot import HeldSnapshot
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotTables
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.modes import SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots
-from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.snapshot.tables import SEQ_BITS, PublishedSource, plan_ranges
 
@@ -141,14 +137,8 @@ class SnapshotSteps:
         """Whether the run cannot go on without the snapshots, so that a table that cannot be read ends it."""
         self._actors = SnapshotActors(config)
         """The actors that hold and read tables."""
-        self._n_readers = 1
-        """How many readers there are, for which the ranges of a table are planned."""
-        self._targets: dict[int, SnapshotOutput] = {}
-        """Where the files of each attempt go, by the attempt's number."""
-        self._given_up: set[int] = set()
-        """Attempts that are over: one of them may still be about to get a place for its files."""
-        self._late: dict[int, SnapshotOutput] = {}
-        """By relid: of an attempt that failed. A reader may have written a last file after its end."""
+        self._held = HeldTables(self._actors, book, tables)
+        """The tables in hand, and where their rows go."""
         self._stop = threading.Event()
         """Set by ``close``: every pause ends."""
         self._carrying = threading.Lock()
@@ -162,15 +152,13 @@ class SnapshotSteps:
         first."""
         n_ranges = sum(len(plan_ranges(source.leaves, by_range=True)) for source in sources)
         n_most = readers_here(self._most_readers, own_cpus())
-        self._n_readers = self._actors.start_readers(n_most, n_ranges)
-        return self._n_readers
+        self._held.n_readers = self._actors.start_readers(n_most, n_ranges)
+        return self._held.n_readers
 
     def end_actors(self) -> None:
         """No action runs: give the actors' connections and processes back. The next action starts others."""
         self._actors.close()
-        self._targets.clear()
-        self._given_up.clear()
-        self._late.clear()
+        self._held.clear()
 
     def close(self) -> None:
         """End everything, whatever it does."""
@@ -190,7 +178,7 @@ class SnapshotSteps:
         if isinstance(action, Release):
             # At once: nobody reads for a later snapshot of this table yet.
             self._actors.cancel_reads(action.relid)
-            self._pool.submit(self._release, action)
+            self._pool.submit(self._held.release, action)
         else:
             actions = action.actions if isinstance(action, Together) else (action,)
             self._pool.submit(self._watched, self._act, actions)
@@ -198,7 +186,7 @@ class SnapshotSteps:
     def _act(self, actions: Sequence[Any]) -> None:
         """``actions``: of one kind, each of another table."""
         if isinstance(actions[0], Hold):
-            self._hold(actions[0]) if len(actions) == 1 else self._hold_together(actions)
+            self._hold(actions)
         elif isinstance(actions[0], Read):
             self._read(actions)
         elif isinstance(actions[0], Carry):
@@ -249,90 +237,22 @@ class SnapshotSteps:
         log.warning(of_error("snapshot_failed", text, error))
         self._report(Failed(source.relation.relid, action.attempt))
 
-    def _hold(self, action: Hold) -> None:
-        relation = action.source.relation
-        if relation.clash is not None:
-            raise ColumnNameClash(f"the snapshot of table {relation.name}: {relation.clash}")
-        late = self._late.pop(relation.relid, None)
-        if late is not None:
-            self._discard(late)
-        behind = self._book.last_snapshot_lsn(action.source)
-        held = self._actors.hold("hold", action.source, action.wait_for_writers, behind)
-        if not action.wait_for_writers and self._book.may_lack(held.bounds):
-            held = self._actors.hold("hold", action.source, True, behind)
-        target = self._tables.target(held.source.relation, held.bounds.snapshot_lsn)
-        self._place(action, target)
-        if not action.wait_for_writers and held.bounds.whole_upto < target.cut:
-            # The sink would refuse it each time, for as long as a transaction is open from before the last checkpoint.
-            held = self._actors.hold("hold", action.source, True, behind)
-            self._place(action, self._tables.target(held.source.relation, held.bounds.snapshot_lsn))
-        # A repair's rows are found by the key: one COPY for each table with rows of its own.
-        by_range = held.by_range and action.repair is None
-        ranges = plan_ranges(held.source.leaves, by_range=by_range, n_readers=self._n_readers)
-        relid = held.source.relation.relid
-        only = () if action.repair is None else self._book.rows_of(action.repair, held.source)
-        self._report(
-            TableHeld(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges, only)
+    def _hold(self, actions: Sequence[Hold]) -> None:
+        if len(actions) == 1:
+            self._report(self._held.hold(actions[0]))
+            return
+        found = zip(actions, self._held.hold_together(actions), strict=True)
+        events = (
+            _failed(action, each, is_alone=False) if isinstance(each, XidstreamError) else each
+            for action, each in found
         )
-
-    def _hold_together(self, actions: Sequence[Hold]) -> None:
-        try:
-            events = self._held_together(actions)
-        except BaseException:
-            self._release_all([action.source.relation.relid for action in actions])
-            raise
         self._report(Several(tuple(events)))
-
-    def _held_together(self, actions: Sequence[Hold]) -> list[OneEvent]:
-        for action in actions:
-            if (late := self._late.pop(action.source.relation.relid, None)) is not None:
-                self._discard(late)
-        sources = [action.source for action in actions if action.source.relation.clash is None]
-        behind = max(map(self._book.last_snapshot_lsn, sources), default=INVALID_LSN)
-        held: dict[int, HeldSnapshot] = self._actors.hold("hold_together", sources, behind)
-        if any(self._book.may_lack(each.bounds) for each in held.values()):
-            self._release_all(list(held))  # a table that waits for its writers does so alone
-            held = {}
-        large = [relid for relid, each in held.items() if each.source.n_bytes > SMALL_BYTES]
-        if large:
-            # It has grown, or its size could not be asked before. The others would wait for it.
-            self._release_all(large)
-            held = {relid: each for relid, each in held.items() if relid not in large}
-        wanted = [(each.source.relation, each.bounds.snapshot_lsn) for each in held.values()]
-        targets = dict(zip(held, self._tables.targets(wanted) if wanted else (), strict=True))
-        events: list[OneEvent] = []
-        for action in actions:
-            relid = action.source.relation.relid
-            one, target = held.get(relid), targets.get(relid)
-            if isinstance(target, XidstreamError):
-                self._release_all([relid])
-                events.append(_failed(action, target, is_alone=False))
-                continue
-            if one is not None and target is not None and one.bounds.whole_upto >= target.cut:
-                self._place(action, target)
-                ranges = plan_ranges(one.source.leaves, by_range=one.by_range)
-                events.append(
-                    TableHeld(relid, action.attempt, one.source, one.snapshot_name, one.bounds, ranges)
-                )
-                continue
-            if one is not None:
-                self._release_all([relid])
-            if target is not None:
-                self._discard(target)
-            events.append(LeftOut(relid, action.attempt))
-        return events
-
-    def _place(self, action: Hold, target: SnapshotOutput) -> None:
-        """Have the files of this attempt go there. Where it was given up meanwhile, nothing of it is kept."""
-        self._targets[action.attempt] = target
-        # In this order, and in the other one in ``_release``: one of the two finds it.
-        if action.attempt in self._given_up and self._targets.pop(action.attempt, None) is not None:
-            self._release_all([action.source.relation.relid])  # it may have been held behind its release
-            self._discard(target)
 
     def _read(self, actions: Sequence[Read]) -> None:
         # One that was given up meanwhile has no place for its rows any more.
-        there = [(each, self._targets[each.attempt]) for each in actions if each.attempt in self._targets]
+        there = [
+            (each, self._held.outputs[each.attempt]) for each in actions if each.attempt in self._held.outputs
+        ]
         if not there:
             return
         tasks = [action.task for action, _ in there]
@@ -349,28 +269,16 @@ class SnapshotSteps:
                 events.append(RangeRead(relid, action.attempt, action.task.range.number, *read))
         self._report(Several(tuple(events)))
 
-    def _let_go(self, sources: Sequence[PublishedSource], bounds: SnapshotBounds) -> dict[int, SnapshotLost]:
-        """Let go of the tables' locks, because all rows are read. Returns those that were not held to the end, with an
-        error: they are taken anew."""
-        relids = [source.relation.relid for source in sources]
-        lost: dict[int, SnapshotLost] = self._actors.hold("confirm", relids, bounds.valid_from)
-        self._release_all(relids)
-        return {
-            relid: SnapshotLost(f"table {source.name} was not held to the end: {lost[relid].message}")
-            for source, relid in zip(sources, relids, strict=True)
-            if relid in lost
-        }
-
     def _carry(self, action: Carry) -> None:
         relid, relation = action.source.relation.relid, action.source.relation
-        if lost := self._let_go([action.source], action.bounds):
+        if lost := self._held.let_go([action.source], action.bounds):
             raise lost[relid]
         self._until_done(lambda: self._end_former(action.source))
         first_seq = action.first_number << SEQ_BITS
         carrying = Carrying(relation, action.repair.number, action.bounds, action.only, first_seq)
         pause_s = _CARRY_PAUSE_S
         with self._carrying:
-            while (target := self._targets.get(action.attempt)) is not None:
+            while (target := self._held.outputs.get(action.attempt)) is not None:
                 # Of its own for each try: what one that failed wrote may be most of a large table.
                 tried = replace(target, directory=f"{target.directory}-{secrets.token_hex(8)}")
                 try:
@@ -388,12 +296,12 @@ class SnapshotSteps:
                     log.warning(
                         of_error("snapshot_retried", f"snapshots: {error.message}; trying again", error)
                     )
-                    self._discard(tried)
+                    self._held.discard(tried)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     files = None
                 if files is not None:
-                    if action.attempt not in self._targets:
-                        self._discard(tried)  # it was given up meanwhile
+                    if action.attempt not in self._held.outputs:
+                        self._held.discard(tried)  # it was given up meanwhile
                     n_rows = sum(file.n_rows for file in files)
                     self._report(Carried(relid, action.attempt, files, n_rows))
                     return
@@ -410,7 +318,7 @@ class SnapshotSteps:
         """A repair is alone, and was let go of before it was carried."""
         lost: dict[int, SnapshotLost] = {}
         if actions[0].repair is None:
-            lost = self._let_go([action.source for action in actions], actions[0].bounds)
+            lost = self._held.let_go([action.source for action in actions], actions[0].bounds)
         left: list[tuple[CommitSnapshot, Generation]] = []
         for action in actions:
             if (error := lost.get(action.source.relation.relid)) is not None:
@@ -453,7 +361,7 @@ class SnapshotSteps:
 
     def _finish(self, action: CommitSnapshot, generation: Generation) -> None:
         self._until_done(lambda: self._book.finish(generation))
-        self._targets.pop(action.attempt, None)
+        self._held.outputs.pop(action.attempt, None)
         event = SnapshotCommitted(action.source.relation.relid, action.attempt)
         n_carried = None if action.repair is None else action.n_carried
         self._report(TableTaken(event, generation, action.n_rows, action.source.n_bytes, n_carried))
@@ -482,27 +390,6 @@ class SnapshotSteps:
                 if self._stop.wait(pause_s):
                     raise ComponentLost("the run ends") from error
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _release_all(self, relids: Sequence[int]) -> None:
-        with suppress(XidstreamError):  # they were lost, and their locks with them
-            self._actors.release(*relids)
-
-    def _release(self, action: Release) -> None:
-        self._release_all([action.relid])
-        if action.discarded is None:
-            return
-        self._given_up.add(action.discarded)
-        target = self._targets.pop(action.discarded, None)
-        if target is not None:
-            self._discard(target)
-            self._late[action.relid] = target
-
-    def _discard(self, target: SnapshotOutput) -> None:
-        """Remove what a failed attempt has written, as far as the sink can be reached: else a vacuum does."""
-        try:
-            self._tables.discard(target)
-        except XidstreamError as error:
-            log.debug("what a snapshot wrote that failed is left to a vacuum: %s", error.message)
 
 
 def _failed(action: Hold | Read | Carry | CommitSnapshot, error: XidstreamError, is_alone: bool) -> OneEvent:

@@ -235,12 +235,12 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
     steps._watched(steps._act, [CommitSnapshot(source_of(7), BOUNDS, 3, (), 0)])
     assert [type(event) for event in reported] == [TableHeld, Failed]
     assert book.unfinished([]) == [] and read_taken(storage, LAYOUT) == []
-    steps._release(Release(7, discarded=3))
+    steps._held.release(Release(7, discarded=3))
     assert done[-1] == ("discard", target)
     steps._watched(steps._act, [Hold(source_of(7), 4, False)])
     # What a reader wrote after the first removal.
     assert [each[0] for each in done[-2:]] == ["discard", "target"]
-    steps._release(Release(7))
+    steps._held.release(Release(7))
     steps.close()
     assert [each[0] for each in done].count("discard") == 2
 
@@ -267,7 +267,7 @@ def test_of_a_table_that_is_dropped_while_it_is_held_alone_nothing_is_kept(
     steps = SnapshotSteps(
         Config(slot="orders"), book, tables, lambda _: 0, lambda _: None, lambda _: None, failed.append
     )
-    given_up.append(lambda: steps._release(Release(7, discarded=3)))
+    given_up.append(lambda: steps._held.release(Release(7, discarded=3)))
 
     def hold(method: str, source: PublishedSource, wait_for_writers: bool, behind: Lsn) -> HeldSnapshot:
         if wait_for_writers:
@@ -278,7 +278,7 @@ def test_of_a_table_that_is_dropped_while_it_is_held_alone_nothing_is_kept(
     monkeypatch.setattr(steps._actors, "hold", hold)
     steps._watched(steps._act, [Hold(source_of(7), 3, False)])
     steps.close()
-    assert len(discarded) == 1 and not steps._targets and not failed and not given_up
+    assert len(discarded) == 1 and not steps._held.outputs and not failed and not given_up
 
 
 REPAIR = Repair(parse_key_filter("id < 7"), number=1)
@@ -325,7 +325,7 @@ def carried(
         monkeypatch.setattr(steps._actors, "hold", lambda method, *_: tables.calls.append(method) or {})
         monkeypatch.setattr(steps._actors, "release", lambda relid: tables.calls.append("release"))
         if target is not None:
-            steps._targets[3] = target
+            steps._held.outputs[3] = target
         action = Carry(source_of(7), BOUNDS, 3, REPAIR, (), first_number=2)
         steps._watched(steps._act, [action])
         steps.close()
@@ -481,7 +481,7 @@ class Group:
 
     def read(self) -> list[Any]:
         for relid in self.relids:
-            self.steps._targets[relid * 10] = TARGET
+            self.steps._held.outputs[relid * 10] = TARGET
         self.before_read()
         (pages,) = plan_ranges(source_of(7).leaves, by_range=True)
         tasks = [RangeTask(source_of(relid), "s", pages) for relid in self.relids]
@@ -520,7 +520,7 @@ def test_tables_that_the_holder_or_the_sink_cannot_take_with_the_others_are_left
     assert isinstance(held, TableHeld) and (held.relid, held.attempt) == (7, 70)
     assert left_out == [LeftOut(8, 80), LeftOut(9, 90)] and group.released == [8]
     assert len(group.reported) == 1, "one report, so that one reader is asked for all of them"
-    assert list(group.steps._targets) == [70]
+    assert list(group.steps._held.outputs) == [70]
 
 
 def test_a_group_whose_snapshot_may_lack_a_commit_from_before_the_slot_is_taken_one_by_one(
@@ -544,9 +544,9 @@ def test_of_a_table_that_is_dropped_before_the_sink_gives_its_place_nothing_is_k
 ) -> None:
     """The sink took it for one whose snapshot is under way, and so never shortened its log."""
     group.places = {8: dataclasses.replace(TARGET, directory="snapshot-8")}
-    setattr(group, moment, lambda: group.steps._release(Release(8, discarded=80)))
+    setattr(group, moment, lambda: group.steps._held.release(Release(8, discarded=80)))
     group.hold()
-    assert group.discarded == ["snapshot-8"] and list(group.steps._targets) == [70, 90]
+    assert group.discarded == ["snapshot-8"] and list(group.steps._held.outputs) == [70, 90]
     assert group.released == [8, 8], "it is held behind the first release, perhaps"
 
 
@@ -578,7 +578,7 @@ def test_a_range_of_a_table_that_was_given_up_before_its_reader_began_is_not_rea
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = Group(tmp_path, monkeypatch, [7])
-    group.before_read = lambda: group.steps._release(Release(7, discarded=70))
+    group.before_read = lambda: group.steps._held.release(Release(7, discarded=70))
     assert group.read() == [] and not group.failed
 
 
@@ -634,4 +634,4 @@ def test_a_table_of_a_group_that_is_not_small_under_its_lock_is_left_out_and_let
     """While one published table is locked, a look finds no sizes, and one that was never analyzed looks empty."""
     group.n_bytes = {8: SMALL_BYTES + 8192}
     assert [type(each) for each in group.hold()] == [TableHeld, LeftOut, TableHeld]
-    assert group.released == [8] and 80 not in group.steps._targets
+    assert group.released == [8] and 80 not in group.steps._held.outputs
