@@ -72,9 +72,7 @@ class HeldTables:
         relation = action.source.relation
         if relation.clash is not None:
             raise ColumnNameClash(f"the snapshot of table {relation.name}: {relation.clash}")
-        late = self._late.pop(relation.relid, None)
-        if late is not None:
-            self.discard(late)
+        self._discard_late(relation.relid)
         behind = self._book.last_snapshot_lsn(action.source)
         held = self._actors.hold("hold", action.source, action.wait_for_writers, behind)
         if not action.wait_for_writers and self._book.may_lack(held.bounds):
@@ -103,8 +101,7 @@ class HeldTables:
 
     def _held_together(self, actions: Sequence[Hold]) -> list[TableHeld | LeftOut | XidstreamError]:
         for action in actions:
-            if (late := self._late.pop(action.source.relation.relid, None)) is not None:
-                self.discard(late)
+            self._discard_late(action.source.relation.relid)
         sources = [action.source for action in actions if action.source.relation.clash is None]
         behind = max(map(self._book.last_snapshot_lsn, sources), default=INVALID_LSN)
         held: dict[int, HeldSnapshot] = self._actors.hold("hold_together", sources, behind)
@@ -122,23 +119,24 @@ class HeldTables:
         for action in actions:
             relid = action.source.relation.relid
             one, target = held.get(relid), targets.get(relid)
-            if isinstance(target, XidstreamError):
-                self._release_all([relid])
-                found.append(target)
-                continue
-            if one is not None and target is not None and one.bounds.whole_upto >= target.cut:
-                self._place(action, target)
-                ranges = plan_ranges(one.source.leaves, by_range=one.by_range)
-                found.append(
-                    TableHeld(relid, action.attempt, one.source, one.snapshot_name, one.bounds, ranges)
-                )
-                continue
+            if one is not None and isinstance(target, SnapshotOutput):
+                if one.bounds.whole_upto >= target.cut:
+                    self._place(action, target)
+                    ranges = plan_ranges(one.source.leaves, by_range=one.by_range)
+                    found.append(
+                        TableHeld(relid, action.attempt, one.source, one.snapshot_name, one.bounds, ranges)
+                    )
+                    continue
+                self.discard(target)
             if one is not None:
                 self._release_all([relid])
-            if target is not None:
-                self.discard(target)
-            found.append(LeftOut(relid, action.attempt))
+            found.append(target if isinstance(target, XidstreamError) else LeftOut(relid, action.attempt))
         return found
+
+    def _discard_late(self, relid: int) -> None:
+        """Before the table is held again: what came behind the end of its last attempt."""
+        if (late := self._late.pop(relid, None)) is not None:
+            self.discard(late)
 
     def _place(self, action: Hold, target: SnapshotOutput) -> None:
         """Have the files of this attempt go there. Where it was given up meanwhile, nothing of it is kept."""
