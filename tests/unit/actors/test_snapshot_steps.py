@@ -309,7 +309,9 @@ def carried(
     monkeypatch.setattr(steps_module, "_CARRY_PAUSE_S", 0.01)
 
     def carry(
-        error: XidstreamError | None = None, target: SnapshotOutput | None = TARGET
+        error: XidstreamError | None = None,
+        target: SnapshotOutput | None = TARGET,
+        lost: SnapshotLost | None = None,
     ) -> tuple[list[Any], list[Any], Storage]:
         storage, tables, reported = Storage(str(tmp_path)), Carrying(error), []
         request(storage, LAYOUT, 7, "public.t7", REPAIR.key_filter)
@@ -322,7 +324,8 @@ def carried(
             reported.append,
             reported.append,
         )
-        monkeypatch.setattr(steps._actors, "hold", lambda method, *_: tables.calls.append(method) or {})
+        unheld = {} if lost is None else {7: lost}
+        monkeypatch.setattr(steps._actors, "hold", lambda method, *_: tables.calls.append(method) or unheld)
         monkeypatch.setattr(steps._actors, "release", lambda relid: tables.calls.append("release"))
         if target is not None:
             steps._held.outputs[3] = target
@@ -344,6 +347,14 @@ def test_a_repair_lets_go_of_its_table_and_then_waits_until_the_log_answers(
     assert (calls[3][1].number, calls[3][1].first_seq) == (1, 2 << 32)
     assert reported == [Carried(7, 3, (WrittenFile("rest", 1, 90, 99, 99),), 90)]
     assert read_wishes(storage, LAYOUT).ranges, "it is not done yet"
+
+
+def test_a_repair_whose_table_was_not_held_to_the_end_is_not_carried(
+    carried: Callable[..., tuple[list[Any], list[Any], Storage]], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, reported, _ = carried(lost=SnapshotLost("the session has ended"))
+    assert calls == ["confirm", "release"] and [type(each) for each in reported] == [Failed]
+    assert "table public.t7 was not held to the end: the session has ended" in caplog.text
 
 
 def test_what_a_carrying_that_failed_has_written_is_removed_before_the_next_one(
@@ -466,6 +477,8 @@ class Group:
         def commit_together(taken: Any) -> Any:
             relids = [generation.relid for generation, _ in taken]
             self.asked.append(relids)
+            if isinstance(self.commits, XidstreamError):
+                raise self.commits
             return [self.commits[relid].pop(0) if self.commits.get(relid) else True for relid in relids]
 
         def discard(target: SnapshotOutput) -> None:
@@ -550,6 +563,23 @@ def test_of_a_table_that_is_dropped_before_the_sink_gives_its_place_nothing_is_k
     assert group.released == [8, 8], "it is held behind the first release, perhaps"
 
 
+def test_a_table_of_a_group_for_which_a_store_fails_is_let_go_of_and_taken_with_others_again(
+    group: Group,
+) -> None:
+    group.places = {8: StorageFault("slow down")}
+    held, failed, _ = group.hold()
+    assert isinstance(held, TableHeld) and failed == Failed(8, 80, is_own=False) and group.released == [8]
+
+
+def test_what_a_reader_wrote_behind_the_end_of_an_attempt_is_removed_before_the_table_is_held_in_a_group(
+    group: Group,
+) -> None:
+    group.steps._held.outputs[3] = dataclasses.replace(TARGET, directory="snapshot-8")
+    group.steps._held.release(Release(8, discarded=3))
+    group.hold()
+    assert group.discarded == ["snapshot-8", "snapshot-8"]
+
+
 def test_a_group_is_let_go_of_where_the_driver_is_lost_before_it_is_read(group: Group) -> None:
     group.places = ComponentLost("the driver is starting again")  # type: ignore[assignment]
     assert group.hold() == [Failed(relid, 10 * relid, is_own=False) for relid in (7, 8, 9)]
@@ -572,6 +602,15 @@ def test_a_table_that_is_read_alone_is_what_its_error_says(
     assert lost.read() == [ReaderLost(7, 70, 0)] and not lost.failed
     bad.reads = {7: PoisonedChange("table t7 is bad")}
     assert bad.read() == [] and "snapshot cancel --table public.t7" in bad.failed[0].remedy  # type: ignore[attr-defined]
+
+
+def test_a_range_whose_reader_was_lost_is_read_again_a_moment_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, waited_s = Group(tmp_path, monkeypatch, [7]), list[float]()
+    monkeypatch.setattr(group.steps._stop, "wait", waited_s.append)
+    group.reads = ComponentLost("killed")
+    assert group.read() == [ReaderLost(7, 70, 0)] and waited_s == [0.01]
 
 
 def test_a_range_of_a_table_that_was_given_up_before_its_reader_began_is_not_read(
@@ -617,6 +656,13 @@ def test_a_sink_that_is_ahead_of_the_server_ends_the_run_in_a_group_too(group: G
     assert [each.generation.relid for each in group.commit()] == [7, 9]
     (failed,) = group.failed
     assert isinstance(failed, SinkDiverged) and "snapshot cancel --table public.t8" in failed.remedy
+
+
+def test_an_error_of_no_table_that_a_person_must_see_ends_the_run_at_the_commit_of_a_group(
+    group: Group,
+) -> None:
+    group.commits = SinkDiverged("another run has taken over")  # type: ignore[assignment]
+    assert group.commit() == [] and [type(each) for each in group.failed] == [SinkDiverged]
 
 
 def test_a_store_that_fails_is_asked_for_the_commits_of_a_group_less_and_less_often_and_a_function_as_before(
