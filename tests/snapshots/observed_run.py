@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 from xidstream.actors.cli.main import main
-from xidstream.actors.snapshots import steps
+from xidstream.actors.snapshots import held_tables, steps
 from xidstream.actors.snapshots.actors import SnapshotActors
 from xidstream.pipeline.snapshot.tables import plan_ranges
 
@@ -38,7 +38,8 @@ def observe(path: str, range_bytes: int) -> None:
         return files, n_rows
 
     SnapshotActors.read = noted  # type: ignore[method-assign]
-    setattr(steps, "plan_ranges", functools.partial(plan_ranges, range_bytes=range_bytes))  # noqa: B010
+    for module in (held_tables, steps):  # which plans them, and which counts them
+        setattr(module, "plan_ranges", functools.partial(plan_ranges, range_bytes=range_bytes))
 
 
 if __name__ == "__main__":
