@@ -22,8 +22,9 @@ from xidstream.actors.runtime.ray_errors import unwrap
 from xidstream.actors.runtime.secrets import ReaderSecrets, without_secrets
 from xidstream.actors.snapshots.snapshot_holder import SnapshotHolder
 from xidstream.actors.snapshots.snapshot_reader import SnapshotReader
-from xidstream.pipeline.errors import ComponentLost
+from xidstream.pipeline.errors import ComponentLost, XidstreamError
 from xidstream.pipeline.initial_copy.readers import HOLDER_CPUS, bytes_per_s_of_each, most_readers
+from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
@@ -152,25 +153,22 @@ class SnapshotActors:
         for task, reader in given_up:
             reader.cancel.remote(task.snapshot_name)
 
-    def read(self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotOutput) -> Any:
-        """Have an idle reader read. Raises ComponentLost where it died: the next call starts another in its place."""
-        return self._read("read", task, task, bounds, target)
-
-    def read_together(
+    def read(
         self, tasks: Sequence[RangeTask], bounds: SnapshotBounds, targets: Sequence[SnapshotOutput]
-    ) -> Any:
-        """Have one read all of these, of small tables. Nobody cancels it: it takes no second."""
-        return self._read("read_together", None, tasks, bounds, targets)
+    ) -> list[tuple[tuple[WrittenFile, ...], int] | XidstreamError]:
+        """Have an idle reader read these ranges, which have one snapshot (``SnapshotReader.read``).
 
-    def _read(self, method: str, task: RangeTask | None, *arguments: Any) -> Any:
-        """``task``: the one that may be cancelled."""
+        Raises ComponentLost where it died: the next call starts another in its place. One range may be cancelled.
+        Several are of small tables, and nobody cancels them: it takes no second."""
+        alone = tasks[0] if len(tasks) == 1 else None
         reader = self._next_reader()
         try:
-            if task is not None:
+            if alone is not None:
                 with self._lock:
-                    self._reading[id(task)] = (task, reader)
+                    self._reading[id(alone)] = (alone, reader)
             bytes_per_s = bytes_per_s_of_each(self._config.snapshot_bytes_per_s, self._n_readers)
-            return ray.get(getattr(reader, method).remote(*arguments, bytes_per_s))
+            found: list[Any] = ray.get(reader.read.remote(tasks, bounds, targets, bytes_per_s))
+            return found
         except Exception as error:
             fault = unwrap(error, READER)
             if isinstance(fault, ComponentLost):
@@ -178,7 +176,7 @@ class SnapshotActors:
             raise fault from error
         finally:
             with self._lock:
-                self._reading.pop(id(task), None)  # of None there is none
+                self._reading.pop(id(alone), None)  # of None there is none
             self._idle.put(reader)
 
     def _next_reader(self) -> Any:

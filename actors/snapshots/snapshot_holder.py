@@ -1,7 +1,7 @@
 """The snapshot holder actor: keeps the lock and the snapshot of each table that is being read, and does nothing else.
 
 Its sessions are what a snapshot lives by. So it has a process of its own: a reader, the Spark driver or the slot reader
-may die, and the tables in hand lose a range at most. ``pipeline.postgres.table_holder`` takes the snapshots.
+may die, and the tables in hand lose a range at most. ``pipeline.postgres.table_holder`` keeps the sessions.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xidstream.actors.runtime.secrets import take_up
+from xidstream.pipeline.errors import SnapshotLost
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.pg_rules import renamed_columns
 from xidstream.pipeline.postgres.login import login_of
-from xidstream.pipeline.postgres.table_holder import HeldSnapshot, TableHolder
+from xidstream.pipeline.postgres.table_holder import TableHolder
+from xidstream.pipeline.postgres.table_snapshot import HeldSnapshot
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.tables import PublishedSource
 
@@ -34,11 +36,8 @@ class SnapshotHolder:
     def release(self, *relids: int) -> None:
         self._holder.release(*relids)
 
-    def confirm(self, relid: int, valid_from: Lsn) -> None:
-        self._holder.confirm(relid, valid_from)
-
-    def confirm_together(self, relids: Sequence[int], valid_from: Lsn) -> list[int]:
-        return self._holder.confirm_together(relids, valid_from)
+    def confirm(self, relids: Sequence[int], valid_from: Lsn) -> dict[int, SnapshotLost]:
+        return self._holder.confirm(relids, valid_from)
 
     def room_for(self, wanted: int) -> int:
         return self._holder.room_for(wanted)

@@ -41,26 +41,14 @@ class SnapshotReader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xidstream-range")
 
     def read(
-        self, task: RangeTask, bounds: SnapshotBounds, target: SnapshotOutput, bytes_per_s: int
-    ) -> tuple[tuple[WrittenFile, ...], int]:
-        """The files, and how many rows are in them. ``bytes_per_s``: of COPY's rows at most; 0 for no limit."""
-        from xidstream.pipeline.initial_copy.range_reading import RangeOutput
-
-        output = RangeOutput(target.table, target.directory)
-        reading = self._thread.submit(
-            self._reader.read, task, bounds, output, target.conform, bytes_per_s=bytes_per_s
-        )
-        files = reading.result()
-        return tuple(files), sum(file.n_rows for file in files)
-
-    def read_together(
         self,
         tasks: Sequence[RangeTask],
         bounds: SnapshotBounds,
         targets: Sequence[SnapshotOutput],
         bytes_per_s: int,
     ) -> list[tuple[tuple[WrittenFile, ...], int] | XidstreamError]:
-        """What ``read`` returns, of each of these ranges, which have one snapshot; or why it could not be read."""
+        """The files of each of these ranges, which have one snapshot, and how many rows are in them, or why it could
+        not be read. ``bytes_per_s``: of COPY's rows at most; 0 for no limit."""
         from xidstream.pipeline.initial_copy.range_reading import RangeOutput
 
         outputs = [(RangeOutput(each.table, each.directory), each.conform) for each in targets]

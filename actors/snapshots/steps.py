@@ -7,10 +7,11 @@ it. After any other error the range is read again, if its reader was lost, or el
 alone is repeated here, until the sink answers: the rows are on disk, and the driver may be starting again. What an
 attempt that failed has written is removed.
 
-What is done for several small tables together ends as an event of each. Nothing that goes wrong there is judged: the
-table is left out, or has failed, and is taken alone then, where its error is judged. Only what ends the run, and a
-commit, are the same as with one table. A lost process or connection is nobody's fault: all are taken together again.
-So are they after a lost reader. To hold them once more is cheap, and their locks would wait for the next reader.
+Small tables are taken together: a step has actions of several tables then, and ends as an event of each. A table that
+is alone is a group of one, and its error is judged as above. Nothing that goes wrong in a larger group is judged, but
+what ends the run in a commit: the table is left out, or has failed, and is taken alone then. A lost process or
+connection is nobody's fault: all are taken together again. So are they after a lost reader. To hold them once more is
+cheap, and their locks would wait for the next reader. Only ``held_tables`` goes two ways, for one and for several.
 
 A repair is carried when its range is read. Its table is let go of first: what it waits for then, the log, may take as
 long as the run lags. It holds nothing of the server meanwhile, and one repair after the other has Spark. Where nothing
@@ -24,13 +25,13 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from xidstream.actors.runtime.ray_cluster import own_cpus
 from xidstream.actors.snapshots.actors import SnapshotActors
+from xidstream.actors.snapshots.held_tables import HeldTables
 from xidstream.pipeline import events
 from xidstream.pipeline.errors import Action as Policy
 from xidstream.pipeline.errors import (
@@ -52,7 +53,6 @@ from xidstream.pipeline.errors import (
 from xidstream.pipeline.events import of_error
 from xidstream.pipeline.initial_copy import copy_schedule
 from xidstream.pipeline.initial_copy.copy_schedule import (
-    SMALL_BYTES,
     Action,
     Carried,
     Carry,
@@ -68,18 +68,14 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     Release,
     Several,
     SnapshotCommitted,
-    TableHeld,
     Together,
 )
 from xidstream.pipeline.initial_copy.readers import most_readers, readers_here
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
-from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotOutput, SnapshotTables
-from xidstream.pipeline.pg import INVALID_LSN
-from xidstream.pipeline.postgres.table_holder import HeldSnapshot
+from xidstream.pipeline.log_tables.snapshot_tables import Carrying, SnapshotTables
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.settings.modes import SnapshotMode
 from xidstream.pipeline.settings.sink_kinds import Snapshots
-from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.generation import Generation
 from xidstream.pipeline.snapshot.tables import SEQ_BITS, PublishedSource, plan_ranges
 
@@ -141,14 +137,8 @@ class SnapshotSteps:
         """Whether the run cannot go on without the snapshots, so that a table that cannot be read ends it."""
         self._actors = SnapshotActors(config)
         """The actors that hold and read tables."""
-        self._n_readers = 1
-        """How many readers there are, for which the ranges of a table are planned."""
-        self._targets: dict[int, SnapshotOutput] = {}
-        """Where the files of each attempt go, by the attempt's number."""
-        self._given_up: set[int] = set()
-        """Attempts that are over: one of them may still be about to get a place for its files."""
-        self._late: dict[int, SnapshotOutput] = {}
-        """By relid: of an attempt that failed. A reader may have written a last file after its end."""
+        self._held = HeldTables(self._actors, book, tables)
+        """The tables in hand, and where their rows go."""
         self._stop = threading.Event()
         """Set by ``close``: every pause ends."""
         self._carrying = threading.Lock()
@@ -162,15 +152,13 @@ class SnapshotSteps:
         first."""
         n_ranges = sum(len(plan_ranges(source.leaves, by_range=True)) for source in sources)
         n_most = readers_here(self._most_readers, own_cpus())
-        self._n_readers = self._actors.start_readers(n_most, n_ranges)
-        return self._n_readers
+        self._held.n_readers = self._actors.start_readers(n_most, n_ranges)
+        return self._held.n_readers
 
     def end_actors(self) -> None:
         """No action runs: give the actors' connections and processes back. The next action starts others."""
         self._actors.close()
-        self._targets.clear()
-        self._given_up.clear()
-        self._late.clear()
+        self._held.clear()
 
     def close(self) -> None:
         """End everything, whatever it does."""
@@ -187,68 +175,56 @@ class SnapshotSteps:
         return self._actors.missing_readers()
 
     def submit(self, action: Action) -> None:
-        if isinstance(action, Hold):
-            self._pool.submit(self._watched, self._hold, action, action.source.relation.relid)
-        elif isinstance(action, Read):
-            self._pool.submit(self._watched, self._read, action, action.task.source.relation.relid)
-        elif isinstance(action, Carry):
-            self._pool.submit(self._watched, self._carry, action, action.source.relation.relid)
-        elif isinstance(action, CommitSnapshot):
-            self._pool.submit(self._watched, self._commit, action, action.source.relation.relid)
-        elif isinstance(action, Together):
-            self._pool.submit(self._watched_together, action.actions)
-        else:
+        if isinstance(action, Release):
             # At once: nobody reads for a later snapshot of this table yet.
             self._actors.cancel_reads(action.relid)
-            self._pool.submit(self._release, action)
+            self._pool.submit(self._held.release, action)
+        else:
+            actions = action.actions if isinstance(action, Together) else (action,)
+            self._pool.submit(self._watched, self._act, actions)
 
-    def _watched(self, act: Callable[[Any], None], action: Any, relid: int) -> None:
+    def _act(self, actions: Sequence[Any]) -> None:
+        """``actions``: of one kind, each of another table."""
+        if isinstance(actions[0], Hold):
+            self._hold(actions)
+        elif isinstance(actions[0], Read):
+            self._read(actions)
+        elif isinstance(actions[0], Carry):
+            self._carry(actions[0])
+        else:
+            self._commit(actions)
+
+    def _watched(self, act: Callable[[Sequence[Any]], None], actions: Sequence[Any]) -> None:
         try:
-            act(action)
+            act(actions)
         except XidstreamError as error:
-            if self._stop.is_set():
-                return
+            if not self._stop.is_set():
+                self._judge(error, actions)
+        except BaseException as error:  # noqa: BLE001 - the supervisor raises it
+            if not self._stop.is_set():
+                self._fail(error)
+
+    def _judge(self, error: XidstreamError, actions: Sequence[Any]) -> None:
+        """Report what becomes of tables whose step has failed."""
+        is_alone, stops = len(actions) == 1, error.policy.action_of(logged_in=True) is Policy.STOP
+        if is_alone:
             is_clash = isinstance(error, ColumnNameClash)
             if (self._parks and isinstance(error, PoisonedChange)) or (is_clash and self._is_awaited):
-                self._give_up(error, action)
+                self._give_up(error, actions[0])
                 return
             # Whoever waits for the snapshots alone would wait for ever.
             goes_on = is_clash or (isinstance(error, TableUnreadable) and not self._is_awaited)
-            if error.policy.action_of(logged_in=True) is Policy.STOP and not goes_on:
-                self._fail(_with_way_out(error, action))
+            if stops and not goes_on:
+                self._fail(_with_way_out(error, actions[0]))
                 return
-            log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
-            if isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
-                self._stop.wait(_FIRST_PAUSE_S)
-                self._report(ReaderLost(relid, action.attempt, action.task.range.number))
-            else:
-                self._report(Failed(relid, action.attempt))
-        except BaseException as error:  # noqa: BLE001 - the supervisor raises it
-            if not self._stop.is_set():
-                self._fail(error)
-
-    def _watched_together(self, actions: Sequence[Any]) -> None:
-        try:
-            if isinstance(actions[0], Hold):
-                self._hold_together(actions)
-            elif isinstance(actions[0], Read):
-                self._read_together(actions)
-            else:
-                self._commit_together(actions)
-        except XidstreamError as error:
-            if self._stop.is_set():
-                return
-            if (
-                isinstance(actions[0], CommitSnapshot)
-                and error.policy.action_of(logged_in=True) is Policy.STOP
-            ):
-                self._fail(error)
-                return
-            log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
-            self._report(Several(tuple(_without(action, error) for action in actions)))
-        except BaseException as error:  # noqa: BLE001 - the supervisor raises it
-            if not self._stop.is_set():
-                self._fail(error)
+        elif stops and isinstance(actions[0], CommitSnapshot):
+            self._fail(error)
+            return
+        log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
+        events = tuple(_failed(action, error, is_alone) for action in actions)
+        if isinstance(events[0], ReaderLost):
+            self._stop.wait(_FIRST_PAUSE_S)
+        self._report(events[0] if is_alone else Several(events))
 
     def _give_up(self, error: XidstreamError, action: Hold | Read | Carry | CommitSnapshot) -> None:
         """Go on without this snapshot."""
@@ -261,125 +237,48 @@ class SnapshotSteps:
         log.warning(of_error("snapshot_failed", text, error))
         self._report(Failed(source.relation.relid, action.attempt))
 
-    def _hold(self, action: Hold) -> None:
-        relation = action.source.relation
-        if relation.clash is not None:
-            raise ColumnNameClash(f"the snapshot of table {relation.name}: {relation.clash}")
-        late = self._late.pop(relation.relid, None)
-        if late is not None:
-            self._discard(late)
-        behind = self._book.last_snapshot_lsn(action.source)
-        held = self._actors.hold("hold", action.source, action.wait_for_writers, behind)
-        if not action.wait_for_writers and self._book.may_lack(held.bounds):
-            held = self._actors.hold("hold", action.source, True, behind)
-        target = self._tables.target(held.source.relation, held.bounds.snapshot_lsn)
-        self._place(action, target)
-        if not action.wait_for_writers and held.bounds.whole_upto < target.cut:
-            # The sink would refuse it each time, for as long as a transaction is open from before the last checkpoint.
-            held = self._actors.hold("hold", action.source, True, behind)
-            self._place(action, self._tables.target(held.source.relation, held.bounds.snapshot_lsn))
-        # A repair's rows are found by the key: one COPY for each table with rows of its own.
-        by_range = held.by_range and action.repair is None
-        ranges = plan_ranges(held.source.leaves, by_range=by_range, n_readers=self._n_readers)
-        relid = held.source.relation.relid
-        only = () if action.repair is None else self._book.rows_of(action.repair, held.source)
-        self._report(
-            TableHeld(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges, only)
+    def _hold(self, actions: Sequence[Hold]) -> None:
+        if len(actions) == 1:
+            self._report(self._held.hold(actions[0]))
+            return
+        found = zip(actions, self._held.hold_together(actions), strict=True)
+        events = (
+            _failed(action, each, is_alone=False) if isinstance(each, XidstreamError) else each
+            for action, each in found
         )
-
-    def _hold_together(self, actions: Sequence[Hold]) -> None:
-        try:
-            events = self._held_together(actions)
-        except BaseException:
-            self._release_all([action.source.relation.relid for action in actions])
-            raise
         self._report(Several(tuple(events)))
 
-    def _held_together(self, actions: Sequence[Hold]) -> list[OneEvent]:
-        for action in actions:
-            if (late := self._late.pop(action.source.relation.relid, None)) is not None:
-                self._discard(late)
-        sources = [action.source for action in actions if action.source.relation.clash is None]
-        behind = max(map(self._book.last_snapshot_lsn, sources), default=INVALID_LSN)
-        held: dict[int, HeldSnapshot] = self._actors.hold("hold_together", sources, behind)
-        if any(self._book.may_lack(each.bounds) for each in held.values()):
-            self._release_all(list(held))  # a table that waits for its writers does so alone
-            held = {}
-        large = [relid for relid, each in held.items() if each.source.n_bytes > SMALL_BYTES]
-        if large:
-            # It has grown, or its size could not be asked before. The others would wait for it.
-            self._release_all(large)
-            held = {relid: each for relid, each in held.items() if relid not in large}
-        wanted = [(each.source.relation, each.bounds.snapshot_lsn) for each in held.values()]
-        targets = dict(zip(held, self._tables.targets(wanted) if wanted else (), strict=True))
-        events: list[OneEvent] = []
-        for action in actions:
-            relid = action.source.relation.relid
-            one, target = held.get(relid), targets.get(relid)
-            if isinstance(target, XidstreamError):
-                self._release_all([relid])
-                events.append(_without(action, target))
-                continue
-            if one is not None and target is not None and one.bounds.whole_upto >= target.cut:
-                self._place(action, target)
-                ranges = plan_ranges(one.source.leaves, by_range=one.by_range)
-                events.append(
-                    TableHeld(relid, action.attempt, one.source, one.snapshot_name, one.bounds, ranges)
-                )
-                continue
-            if one is not None:
-                self._release_all([relid])
-            if target is not None:
-                self._discard(target)
-            events.append(LeftOut(relid, action.attempt))
-        return events
-
-    def _place(self, action: Hold, target: SnapshotOutput) -> None:
-        """Have the files of this attempt go there. Where it was given up meanwhile, nothing of it is kept."""
-        self._targets[action.attempt] = target
-        # In this order, and in the other one in ``_release``: one of the two finds it.
-        if action.attempt in self._given_up and self._targets.pop(action.attempt, None) is not None:
-            self._release_all([action.source.relation.relid])  # it may have been held behind its release
-            self._discard(target)
-
-    def _read_together(self, actions: Sequence[Read]) -> None:
+    def _read(self, actions: Sequence[Read]) -> None:
         # One that was given up meanwhile has no place for its rows any more.
-        there = [(each, self._targets[each.attempt]) for each in actions if each.attempt in self._targets]
+        there = [
+            (each, self._held.outputs[each.attempt]) for each in actions if each.attempt in self._held.outputs
+        ]
         if not there:
             return
         tasks = [action.task for action, _ in there]
-        found = self._actors.read_together(tasks, there[0][0].bounds, [target for _, target in there])
+        found = self._actors.read(tasks, there[0][0].bounds, [target for _, target in there])
         events: list[OneEvent] = []
         for (action, _), read in zip(there, found, strict=True):
             relid = action.task.source.relation.relid
             if isinstance(read, XidstreamError):
+                if len(actions) == 1:
+                    raise read
                 log.warning(of_error("snapshot_failed", f"snapshots: {read.message}", read))
-                events.append(_without(action, read))
+                events.append(_failed(action, read, is_alone=False))
             else:
                 events.append(RangeRead(relid, action.attempt, action.task.range.number, *read))
         self._report(Several(tuple(events)))
 
-    def _read(self, action: Read) -> None:
-        files, n_rows = self._actors.read(action.task, action.bounds, self._targets[action.attempt])
-        relid = action.task.source.relation.relid
-        self._report(RangeRead(relid, action.attempt, action.task.range.number, files, n_rows))
-
-    def _let_go(self, source: PublishedSource, bounds: SnapshotBounds) -> None:
-        """Let go of the table's lock, because all rows are read. It is called once: a table that was not held to the
-        end is taken anew."""
-        relid = source.relation.relid
-        self._actors.hold("confirm", relid, bounds.valid_from)
-        self._release_all([relid])
-
     def _carry(self, action: Carry) -> None:
-        self._let_go(action.source, action.bounds)
-        self._until_done(lambda: self._end_former(action.source))
         relid, relation = action.source.relation.relid, action.source.relation
+        if lost := self._held.let_go([action.source], action.bounds):
+            raise lost[relid]
+        self._until_done(lambda: self._end_former(action.source))
         first_seq = action.first_number << SEQ_BITS
         carrying = Carrying(relation, action.repair.number, action.bounds, action.only, first_seq)
         pause_s = _CARRY_PAUSE_S
         with self._carrying:
-            while (target := self._targets.get(action.attempt)) is not None:
+            while (target := self._held.outputs.get(action.attempt)) is not None:
                 # Of its own for each try: what one that failed wrote may be most of a large table.
                 tried = replace(target, directory=f"{target.directory}-{secrets.token_hex(8)}")
                 try:
@@ -397,12 +296,12 @@ class SnapshotSteps:
                     log.warning(
                         of_error("snapshot_retried", f"snapshots: {error.message}; trying again", error)
                     )
-                    self._discard(tried)
+                    self._held.discard(tried)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     files = None
                 if files is not None:
-                    if action.attempt not in self._targets:
-                        self._discard(tried)  # it was given up meanwhile
+                    if action.attempt not in self._held.outputs:
+                        self._held.discard(tried)  # it was given up meanwhile
                     n_rows = sum(file.n_rows for file in files)
                     self._report(Carried(relid, action.attempt, files, n_rows))
                     return
@@ -415,39 +314,22 @@ class SnapshotSteps:
         log.warning(repair_refused(source, error.message))
         self._report(Dropped(source.relation.relid))
 
-    def _commit(self, action: CommitSnapshot) -> None:
-        if action.repair is None:
-            self._let_go(action.source, action.bounds)
-        generation = self._begun(action)
-        if generation is None:
-            raise _altered(action)
-        try:
-            while not self._until_done(lambda: self._tables.commit(generation, action.files)):
-                # A function has the table's rows only when its turn has come.
-                if self._stop.wait(_FIRST_PAUSE_S):
-                    raise ComponentLost("the run ends")
-        except SnapshotInterrupted:
-            self._until_done(lambda: self._book.give_up(generation))
-            raise
-        self._finish(action, generation)
-
-    def _finish(self, action: CommitSnapshot, generation: Generation) -> None:
-        self._until_done(lambda: self._book.finish(generation))
-        self._targets.pop(action.attempt, None)
-        event = SnapshotCommitted(action.source.relation.relid, action.attempt)
-        n_carried = None if action.repair is None else action.n_carried
-        self._report(TableTaken(event, generation, action.n_rows, action.source.n_bytes, n_carried))
-
-    def _commit_together(self, actions: Sequence[CommitSnapshot]) -> None:
-        relids = [action.source.relation.relid for action in actions]
-        confirmed = self._actors.hold("confirm_together", relids, actions[0].bounds.valid_from)
-        self._release_all(relids)
+    def _commit(self, actions: Sequence[CommitSnapshot]) -> None:
+        """A repair is alone, and was let go of before it was carried."""
+        lost: dict[int, SnapshotLost] = {}
+        if actions[0].repair is None:
+            lost = self._held.let_go([action.source for action in actions], actions[0].bounds)
         left: list[tuple[CommitSnapshot, Generation]] = []
-        for action, relid in zip(actions, relids, strict=True):
-            if relid not in confirmed:
-                self._tell_failed(SnapshotLost(f"table {action.source.name} was not held to the end"), action)
+        for action in actions:
+            if (error := lost.get(action.source.relation.relid)) is not None:
+                self._judge(error, [action])
             elif (generation := self._begun(action)) is None:
-                self._tell_failed(_altered(action), action)
+                self._judge(
+                    SnapshotInterrupted(
+                        f"table {action.source.name} was altered while its rows were written"
+                    ),
+                    [action],
+                )
             else:
                 left.append((action, generation))
         pause_s = _FIRST_PAUSE_S
@@ -458,18 +340,17 @@ class SnapshotSteps:
             for (action, generation), done in zip(left, found, strict=True):
                 if done is True:
                     self._finish(action, generation)
+                elif not isinstance(done, XidstreamError):
+                    again.append((action, generation))
                 elif isinstance(done, SnapshotInterrupted):
                     self._until_done(partial(self._book.give_up, generation))
-                    self._tell_failed(done, action)
-                elif (
-                    isinstance(done, XidstreamError) and done.policy.action_of(logged_in=True) is Policy.STOP
-                ):
-                    raise _with_way_out(done, action)
+                    self._judge(done, [action])
+                elif done.policy.action_of(logged_in=True) is Policy.STOP:
+                    self._judge(done, [action])
                 else:
-                    if isinstance(done, XidstreamError):
-                        log.warning(
-                            of_error("snapshot_retried", f"snapshots: {done.message}; trying again", done)
-                        )
+                    log.warning(
+                        of_error("snapshot_retried", f"snapshots: {done.message}; trying again", done)
+                    )
                     again.append((action, generation))
             left = again
             # A function has the rows when its turn has come. A store that fails is left alone for longer and longer.
@@ -478,9 +359,12 @@ class SnapshotSteps:
                 raise ComponentLost("the run ends")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if is_failing else _FIRST_PAUSE_S
 
-    def _tell_failed(self, error: XidstreamError, action: CommitSnapshot) -> None:
-        log.warning(of_error("snapshot_failed", f"snapshots: {error.message}", error))
-        self._report(_without(action, error))
+    def _finish(self, action: CommitSnapshot, generation: Generation) -> None:
+        self._until_done(lambda: self._book.finish(generation))
+        self._held.outputs.pop(action.attempt, None)
+        event = SnapshotCommitted(action.source.relation.relid, action.attempt)
+        n_carried = None if action.repair is None else action.n_carried
+        self._report(TableTaken(event, generation, action.n_rows, action.source.n_bytes, n_carried))
 
     def _begun(self, action: CommitSnapshot) -> Generation | None:
         """The generation that is about to be committed; None where the table was altered meanwhile."""
@@ -507,38 +391,16 @@ class SnapshotSteps:
                     raise ComponentLost("the run ends") from error
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _release_all(self, relids: Sequence[int]) -> None:
-        with suppress(XidstreamError):  # they were lost, and their locks with them
-            self._actors.release(*relids)
 
-    def _release(self, action: Release) -> None:
-        self._release_all([action.relid])
-        if action.discarded is None:
-            return
-        self._given_up.add(action.discarded)
-        target = self._targets.pop(action.discarded, None)
-        if target is not None:
-            self._discard(target)
-            self._late[action.relid] = target
-
-    def _discard(self, target: SnapshotOutput) -> None:
-        """Remove what a failed attempt has written, as far as the sink can be reached: else a vacuum does."""
-        try:
-            self._tables.discard(target)
-        except XidstreamError as error:
-            log.debug("what a snapshot wrote that failed is left to a vacuum: %s", error.message)
-
-
-def _altered(action: CommitSnapshot) -> SnapshotInterrupted:
-    return SnapshotInterrupted(f"table {action.source.name} was altered while its rows were written")
-
-
-def _without(action: Hold | Read | CommitSnapshot, error: XidstreamError) -> OneEvent:
-    """What becomes of a table of a group that has failed."""
+def _failed(action: Hold | Read | Carry | CommitSnapshot, error: XidstreamError, is_alone: bool) -> OneEvent:
+    """What becomes of a table, alone or in a group, whose step has failed."""
     relid = _source_of(action).relation.relid
+    if is_alone and isinstance(action, Read) and isinstance(error, _LOST_WITH_ITS_RANGE):
+        return ReaderLost(relid, action.attempt, action.task.range.number)
     if isinstance(error, _NO_TABLES_FAULT):
         return Failed(relid, action.attempt, is_own=False)
-    return LeftOut(relid, action.attempt) if isinstance(action, Hold) else Failed(relid, action.attempt)
+    is_left_out = isinstance(action, Hold) and not is_alone
+    return LeftOut(relid, action.attempt) if is_left_out else Failed(relid, action.attempt)
 
 
 def repair_refused(source: PublishedSource, reason: str) -> events.Event:

@@ -158,6 +158,7 @@ class RangeReader:
         bytes_per_s: int = 0,
     ) -> list[list[WrittenFile] | XidstreamError]:
         """What ``read`` returns, or raises, of each of these ranges, all of one snapshot."""
+        lock_wait_ms = _LOCK_WAIT_MS if len(tasks) == 1 else _LOCK_WAIT_TOGETHER_MS
         found: list[list[WrittenFile] | XidstreamError] = []
         for i, (task, (target, conform)) in enumerate(zip(tasks, targets, strict=True)):
             try:
@@ -167,7 +168,7 @@ class RangeReader:
                     target,
                     conform,
                     bytes_per_s=bytes_per_s,
-                    lock_wait_ms=_LOCK_WAIT_TOGETHER_MS,
+                    lock_wait_ms=lock_wait_ms,
                     ends=i + 1 == len(tasks),
                 )
                 found.append(files)

@@ -36,7 +36,7 @@ it. The slot's ``restart_lsn``: it moves past such commits.)
 
 - Of one table more can be known. Where the snapshot waited for the table's writers, it has all changes of the table
   that committed below ``snapshot_lsn``. A writer holds its lock until others see its commit. So at the moment when the
-  WAL ended there, it held it still, and was waited for, or its commit was to be seen (``postgres.table_holder``). Of
+  WAL ended there, it held it still, and was waited for, or its commit was to be seen (``postgres.table_snapshot``). Of
   other tables that says nothing, so no later snapshot takes it over (``whole_upto``).
 
 An example. A table is locked when the WAL ends at 0/5008 (``snapshot_lsn`` is 0/5006). The snapshot is taken with xmin

@@ -31,7 +31,8 @@ from xidstream.pipeline.initial_copy.range_reading import RangeReader
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.postgres.login import Dsn
-from xidstream.pipeline.postgres.table_holder import HeldSnapshot, TableHolder
+from xidstream.pipeline.postgres.table_holder import TableHolder
+from xidstream.pipeline.postgres.table_snapshot import HeldSnapshot
 from xidstream.pipeline.postgres.verified_server import VerifiedServer, is_read, mark
 from xidstream.pipeline.quantities import human_s
 from xidstream.pipeline.snapshot.key_filter import ranged_filter
@@ -180,8 +181,10 @@ class Comparing:
                 check=self.check,
             )
             # The session has held the table all the time.
-            self.holder.confirm(held.source.relation.relid, held.bounds.valid_from)
-            self.holder.release(held.source.relation.relid)
+            relid = held.source.relation.relid
+            if lost := self.holder.confirm([relid], held.bounds.valid_from):
+                raise lost[relid]
+            self.holder.release(relid)
             self.check()
             found = self._in_spark(rows, at)
         except LogStandsStill:

@@ -20,7 +20,7 @@ from xidstream.pipeline.changelog.shape import ColumnShape, TableShape, shaped
 from xidstream.pipeline.initial_copy.range_reading import RangeOutput, RangeReader
 from xidstream.pipeline.log_tables.columns import Conform, map_columns
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.postgres.table_holder import HeldSnapshot
+from xidstream.pipeline.postgres.table_snapshot import HeldSnapshot
 from xidstream.pipeline.schema.rows import contract_schema
 from xidstream.pipeline.snapshot.tables import RangeTask, plan_ranges
 from xidstream.pipeline.spark.spark_schemas import spark_schema

@@ -26,7 +26,7 @@ from xidstream import ChangeLog, ChangeStream, LogState, Mirror, SparkBatch
 from xidstream.actors.cli.resync import resync_command
 from xidstream.actors.cli.snapshots import request_command
 from xidstream.actors.cli.tables import resume_command
-from xidstream.actors.snapshots import coordinator, steps
+from xidstream.actors.snapshots import coordinator, held_tables
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.errors import ComponentLost, PreconditionMissing, SinkFailed
 from xidstream.pipeline.faultpoints import FaultPlan
@@ -379,7 +379,7 @@ def kill(actor: str) -> None:
 def test_a_killed_reader_costs_ranges_a_killed_holder_its_table_and_a_killed_slot_reader_nothing(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "plan_ranges", partial(steps.plan_ranges, range_bytes=256 << 10))
+    monkeypatch.setattr(held_tables, "plan_ranges", partial(held_tables.plan_ranges, range_bytes=256 << 10))
     database = pipeline.database
     database.execute("create table t (id int primary key, body text)")
     database.execute("insert into t select i, repeat('x', 100) from generate_series(1, 60000) i")

@@ -196,7 +196,7 @@ def test_creation_advance_snapshot_check_and_status_outlive_every_limit_of_one_s
         time.sleep(_LONGER_S / 4)
     reader.end()
     reader.close()
-    holder.confirm(source.relation.relid, held.bounds.valid_from)
+    assert not holder.confirm([source.relation.relid], held.bounds.valid_from)
     holder.close()
     assert n_rows == 30_001
 

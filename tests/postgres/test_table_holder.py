@@ -21,13 +21,14 @@ from xidstream.pipeline.initial_copy.copy_schedule import SMALL_BYTES
 from xidstream.pipeline.initial_copy.snapshot_book import SnapshotBook
 from xidstream.pipeline.parked import ParkedTable
 from xidstream.pipeline.pg import Lsn, Xid
-from xidstream.pipeline.postgres import table_holder
+from xidstream.pipeline.postgres import table_holder, table_snapshot
 from xidstream.pipeline.postgres.admin import Blocker, create_slot
 from xidstream.pipeline.postgres.connection import ReplicationConnection
 from xidstream.pipeline.postgres.opening import slot_settings
 from xidstream.pipeline.postgres.snapshot_sources import survey
 from xidstream.pipeline.postgres.stream_options import PG15
-from xidstream.pipeline.postgres.table_holder import HeldSnapshot, TableHolder, take
+from xidstream.pipeline.postgres.table_holder import TableHolder
+from xidstream.pipeline.postgres.table_snapshot import HeldSnapshot, take
 from xidstream.pipeline.preflight.snapshot_decision import decide_snapshots, with_slot_xmax
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.decision import Decision
@@ -395,7 +396,7 @@ def test_an_asynchronous_commit_that_a_snapshot_saw_survives_a_crash_once_it_is_
         assert rows_in(database, held) == [(1, "seen before it is flushed")]
         ((flushed,),) = database.execute("SELECT pg_current_wal_flush_lsn()::text")
         assert Lsn.parse(flushed) < held.bounds.valid_from, "a crash would lose the row now"
-        holder.confirm(relid, held.bounds.valid_from)
+        assert not holder.confirm([relid], held.bounds.valid_from)
         server.restart("immediate")
         holder.close()
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
@@ -565,8 +566,8 @@ def test_a_snapshot_that_is_older_than_a_rewrite_reads_no_rows_and_is_refused(ta
         table.execute("ALTER TABLE t ALTER id TYPE bigint")
         session.execute("LOCK TABLE ONLY t IN ACCESS SHARE MODE")
         assert session.execute("SELECT count(*) FROM t").fetchone() == (0,), "1000 rows were there"
-        with pytest.raises(SnapshotInterrupted, match=r"table public\.t was rewritten"):
-            take(session, source, Lsn(1))
+        _, _, rewritten = take(session, [source.relation.relid], Lsn(1))
+        assert rewritten == {source.relation.relid}
     changed = [each for each in slot_changes(table).transactions if each.changes]
     assert changed == [], "and the stream has none of them either"
 
@@ -592,6 +593,20 @@ def test_a_table_that_changed_since_it_was_surveyed_is_not_held(
         holder.hold(source, wait_for_writers=False)
     locks = "SELECT count(*) FROM pg_locks WHERE relation = %s AND pid <> pg_backend_pid()"
     wait_until(lambda: table.execute(locks, source.relation.relid) == [(0,)])
+
+
+@on_18
+def test_the_writers_of_a_table_that_is_not_published_any_more_are_not_waited_for(
+    table: Database, holder: TableHolder
+) -> None:
+    source = source_of(table)
+    with table.connect() as writer:
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO t VALUES (2000, 'x')")
+        table.execute("ALTER PUBLICATION p DROP TABLE t")
+        with pytest.raises(SnapshotInterrupted, match="is not published any more"):
+            Holding(holder, source, wait_for_writers=True).result()
+        writer.execute("ROLLBACK")
 
 
 def test_vacuum_full_before_the_lock_is_no_change(table: Database, holder: TableHolder) -> None:
@@ -701,7 +716,7 @@ def test_small_tables_are_held_by_one_session_under_one_snapshot_until_the_last_
     holder.release(*first)
     small.execute("INSERT INTO t3 VALUES (2000)")
     assert holding_sessions(small) == 1
-    assert holder.confirm_together([*first, last], bounds.valid_from) == [last]
+    assert list(holder.confirm([*first, last], bounds.valid_from)) == first
     holder.release(last)
     wait_until(lambda: holding_sessions(small) == 0)
     place = bounds.snapshot_lsn
@@ -775,17 +790,40 @@ def test_a_group_whose_session_ended_before_the_last_row_was_read_is_not_confirm
     held = holder.hold_together(sources[:3])
     other = holder.hold_together(sources[3:])
     bounds = next(iter(held.values())).bounds
-    assert holder.confirm_together(list(held), bounds.valid_from) == list(held)
+    assert holder.confirm(list(held), bounds.valid_from) == {}
     small.execute(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks JOIN pg_stat_activity USING (pid)"
         f" WHERE relation = {next(iter(held))} AND state = 'idle in transaction'"
     )
     valid_from = next(iter(other.values())).bounds.valid_from
-    assert holder.confirm_together([*held, *other], valid_from) == list(other)
+    assert list(holder.confirm([*held, *other], valid_from)) == list(held)
     assert len(holder.hold_together(sources[:3])) == 3
     single = holder.hold(sources[3], wait_for_writers=False)
     assert single.snapshot_name not in {each.snapshot_name for each in other.values()}
-    assert holder.confirm_together(list(other), valid_from) == list(other)
+    assert holder.confirm(list(other), valid_from) == {}
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_a_table_that_was_truncated_between_its_snapshot_and_its_lock_is_not_held(
+    small: Database, holder: TableHolder, monkeypatch: pytest.MonkeyPatch, is_together: bool
+) -> None:
+    """That snapshot would read no rows of it, and the table is defined as before. Only its file tells."""
+    sources = survey(small.connection, ["p"])
+    name = "_lock_at_once" if is_together else "_lock"
+    lock: Callable[..., Any] = getattr(table_snapshot, name)
+
+    def snapshot_and_truncate_and_lock(session: psycopg.Connection[Any], *arguments: Any) -> Any:
+        session.execute("SELECT 1")
+        small.execute("TRUNCATE t2")
+        return lock(session, *arguments)
+
+    monkeypatch.setattr(table_snapshot, name, snapshot_and_truncate_and_lock)
+    if is_together:
+        assert numbers(small, holder.hold_together(sources)) == [1, 3, 4, 5]
+        return
+    with pytest.raises(SnapshotInterrupted, match=r"table public\.t2 was rewritten"):
+        holder.hold(sources[1], wait_for_writers=False)
+    wait_until(lambda: holding_sessions(small) == 0)
 
 
 @pytest.mark.parametrize("is_together", [False, True])
@@ -803,7 +841,7 @@ def test_who_alters_a_table_with_a_row_filter_right_behind_its_lock_goes_first(
     with small.connect() as session:
         alter = threading.Thread(target=session.execute, args=(b"ALTER TABLE t2 ADD c int",), daemon=True)
         name = "_lock_at_once" if is_together else "_lock"
-        lock: Callable[..., Any] = getattr(table_holder, name)
+        lock: Callable[..., Any] = getattr(table_snapshot, name)
 
         def lock_and_be_waited_for(*arguments: Any) -> Any:
             locked = lock(*arguments)
@@ -812,7 +850,7 @@ def test_who_alters_a_table_with_a_row_filter_right_behind_its_lock_goes_first(
                 wait_until(lambda: small.execute(asked) == [(1,)])
             return locked
 
-        monkeypatch.setattr(table_holder, name, lock_and_be_waited_for)
+        monkeypatch.setattr(table_snapshot, name, lock_and_be_waited_for)
         with pytest.raises(SnapshotInterrupted, match="waits to alter"):
             if is_together:
                 holder.hold_together(sources)
@@ -833,7 +871,7 @@ def test_a_tables_size_is_known_under_the_lock_of_its_group_though_somebody_wait
     small.execute("INSERT INTO t2 SELECT generate_series(3, 30000)")
     sources = survey(small.connection, ["p"])
     asked = "SELECT count(*) FROM pg_locks WHERE relation = 't4'::regclass AND NOT granted"
-    lock = table_holder._lock_at_once
+    lock = table_snapshot._lock_at_once
     with small.connect() as session:
         alter = threading.Thread(target=session.execute, args=(b"ALTER TABLE t4 ADD c int",), daemon=True)
 
@@ -843,7 +881,7 @@ def test_a_tables_size_is_known_under_the_lock_of_its_group_though_somebody_wait
             wait_until(lambda: small.execute(asked) == [(1,)])
             return locked
 
-        monkeypatch.setattr(table_holder, "_lock_at_once", lock_and_be_waited_for)
+        monkeypatch.setattr(table_snapshot, "_lock_at_once", lock_and_be_waited_for)
         held = holder.hold_together(sources)
         holder.release(*held)
         alter.join(30)
@@ -863,19 +901,17 @@ def test_a_table_whose_holder_ended_before_the_last_row_was_read_is_not_confirme
     source = source_of(table)
     relid = source.relation.relid
     held = holder.hold(source, wait_for_writers=False)
-    holder.confirm(relid, held.bounds.valid_from)
+    assert not holder.confirm([relid], held.bounds.valid_from)
     table.execute(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
         " WHERE state = 'idle in transaction' AND datname = current_database()"
     )
-    with pytest.raises(SnapshotLost):
-        holder.confirm(relid, held.bounds.valid_from)
+    assert list(holder.confirm([relid], held.bounds.valid_from)) == [relid]
     with pytest.raises(psycopg.Error):
         rows_in(table, held)
-    with pytest.raises(SnapshotLost):
-        TableHolder(table.dsn(), ["p"]).confirm(relid, held.bounds.valid_from)
+    assert list(TableHolder(table.dsn(), ["p"]).confirm([relid], held.bounds.valid_from)) == [relid]
     again = holder.hold(source, wait_for_writers=False)
-    holder.confirm(relid, again.bounds.valid_from)
+    assert not holder.confirm([relid], again.bounds.valid_from)
     assert len(rows_in(table, again)) == 1000
 
 
@@ -899,7 +935,7 @@ def test_the_session_that_asks_about_a_table_asks_about_the_next_and_another_one
     wait_until(lambda: _observers(table) - before == {kept})
     table.execute(f"SELECT pg_terminate_backend({kept})")
     wait_until(lambda: kept not in _observers(table))
-    holder.confirm(source.relation.relid, held.bounds.valid_from)  # nobody held the table by it
+    assert not holder.confirm([source.relation.relid], held.bounds.valid_from)  # nobody held the table by it
     holder.release(source.relation.relid)
     assert len(rows_in(table, holder.hold(source, wait_for_writers=False))) == 1000
     wait_until(lambda: len(_observers(table) - before) == 1)
@@ -972,7 +1008,7 @@ def test_time_limits_of_the_database_do_not_end_what_is_held(table: Database, ho
     held = holder.hold(source_of(table), wait_for_writers=False)
     time.sleep(1.2)
     table.execute(f"ALTER DATABASE {table.name} RESET ALL")
-    holder.confirm(held.source.relation.relid, held.bounds.valid_from)
+    assert not holder.confirm([held.source.relation.relid], held.bounds.valid_from)
     assert len(rows_in(table, held)) == 1000
 
 

@@ -50,14 +50,14 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
         Config(dsn=database.dsn(), slot="s", publication=("p",), snapshot_bytes_per_s=bytes_per_s)
     )
     assert actors.start_readers(n_readers, 1) == n_readers
-    failures: list[BaseException] = []
+    failures: list[Any] = []
     try:
         with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
             target = SnapshotOutput(snapshot.target.table, snapshot.target.job, snapshot.conform)
 
             def read() -> None:
                 try:
-                    actors.read(snapshot.whole, BOUNDS, target)
+                    failures.extend(actors.read([snapshot.whole], BOUNDS, [target]))
                 except BaseException as error:
                     failures.append(error)
 
@@ -73,8 +73,8 @@ def test_a_reader_of_a_table_that_is_given_up_lets_go_of_it_and_reads_the_next_o
         wait_until(lambda: locks(database) == 0)
         with snapshot_of(database, relation_of(database, "other"), tmp_path) as snapshot:
             target = SnapshotOutput(snapshot.target.table, snapshot.target.job, snapshot.conform)
-            _, n_read = actors.read(snapshot.whole, BOUNDS, target)
-        assert n_read == n_rows and len(actors._all) == 2, (
+            (found,) = actors.read([snapshot.whole], BOUNDS, [target])
+        assert isinstance(found, tuple) and found[1] == n_rows and len(actors._all) == 2, (
             "the holder, and the same reader, which was not lost"
         )
     finally:
@@ -102,7 +102,7 @@ def test_a_reader_reads_all_ranges_on_one_thread_and_so_takes_their_memory_once(
     with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
         target = SnapshotOutput(snapshot.target.table, snapshot.target.job, snapshot.conform)
         for _ in range(2):
-            caller = threading.Thread(target=reader.read, args=(snapshot.whole, BOUNDS, target, 0))
+            caller = threading.Thread(target=reader.read, args=([snapshot.whole], BOUNDS, [target], 0))
             caller.start()
             caller.join(60)
     reader._reader.close()

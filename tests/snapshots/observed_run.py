@@ -14,8 +14,9 @@ import threading
 from typing import Any
 
 from xidstream.actors.cli.main import main
-from xidstream.actors.snapshots import steps
+from xidstream.actors.snapshots import held_tables, steps
 from xidstream.actors.snapshots.actors import SnapshotActors
+from xidstream.pipeline.errors import XidstreamError
 from xidstream.pipeline.snapshot.tables import plan_ranges
 
 
@@ -27,18 +28,24 @@ def observe(path: str, range_bytes: int) -> None:
         with lock, open(path, "a") as file:
             file.write(json.dumps({**line, "number": task.range.number, "rows": rows}) + "\n")
 
-    def noted(self: SnapshotActors, task: Any, bounds: Any, target: Any) -> Any:
-        note("begun", task, bounds)
+    def noted(self: SnapshotActors, tasks: Any, bounds: Any, targets: Any) -> Any:
+        if len(tasks) > 1:  # small tables, of one range each
+            return read(self, tasks, bounds, targets)
+        note("begun", tasks[0], bounds)
         try:
-            files, n_rows = read(self, task, bounds, target)
+            (found,) = read(self, tasks, bounds, targets)
         except BaseException:
-            note("lost", task, bounds)
+            note("lost", tasks[0], bounds)
             raise
-        note("done", task, bounds, n_rows)
-        return files, n_rows
+        if isinstance(found, XidstreamError):
+            note("lost", tasks[0], bounds)
+        else:
+            note("done", tasks[0], bounds, found[1])
+        return [found]
 
     SnapshotActors.read = noted  # type: ignore[method-assign]
-    setattr(steps, "plan_ranges", functools.partial(plan_ranges, range_bytes=range_bytes))  # noqa: B010
+    for module in (held_tables, steps):  # which plans them, and which counts them
+        module.plan_ranges = functools.partial(plan_ranges, range_bytes=range_bytes)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from xidstream.pipeline.initial_copy.copy_schedule import (
     LeftOut,
     RangeRead,
     Read,
+    ReaderLost,
     Release,
     Several,
     SnapshotCommitted,
@@ -52,7 +53,7 @@ from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.snapshot_tables import SnapshotOutput
 from xidstream.pipeline.pg import Lsn
-from xidstream.pipeline.postgres.table_holder import HeldSnapshot
+from xidstream.pipeline.postgres.table_snapshot import HeldSnapshot
 from xidstream.pipeline.settings.config import Config
 from xidstream.pipeline.snapshot.bounds import SnapshotBounds
 from xidstream.pipeline.snapshot.decision import Decision
@@ -75,7 +76,7 @@ def outcome(
     def act(action: object) -> None:
         raise error
 
-    steps._watched(act, Hold(source_of(7), 3, False), 7)
+    steps._watched(act, [Hold(source_of(7), 3, False)])
     steps.close()
     return reported, failed
 
@@ -158,7 +159,7 @@ def holds_asked_for(
         return HeldSnapshot("name", held[len(calls) - 1], source, True)
 
     monkeypatch.setattr(steps._actors, "hold", hold)
-    steps._watched(steps._hold, Hold(source, 3, waits), 7)
+    steps._watched(steps._act, [Hold(source, 3, waits)])
     steps.close()
     assert failed == []
     return calls
@@ -200,10 +201,10 @@ def test_the_former_generation_ends_before_the_new_one_is_committed(
         done.append,
         done.append,
     )
-    monkeypatch.setattr(steps._actors, "hold", lambda method, *_: done.append(method))
-    steps._watched(steps._commit, CommitSnapshot(source_of(7), BOUNDS, 3, (), 0), 7)
+    monkeypatch.setattr(steps._actors, "hold", lambda method, *_: done.append(method) or {})
+    steps._watched(steps._act, [CommitSnapshot(source_of(7), BOUNDS, 3, (), 0)])
     steps.close()
-    assert done[:2] == ["confirm", "end the former of public.t7"] and done[2][0] == "commit"
+    assert done[:2] == ["confirm", "end the former of public.t7"] and done[2][0] == "commit_together"
     assert isinstance(done[3], TableTaken) and done[3].generation.number == 2
 
 
@@ -217,8 +218,8 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
         def __getattr__(self, method: str) -> Any:
             def call(*arguments: Any) -> Any:
                 done.append((method, *arguments))
-                if method == "commit":
-                    raise SnapshotInterrupted("1 of 2 files of its snapshot were removed")
+                if method == "commit_together":
+                    return [SnapshotInterrupted("1 of 2 files of its snapshot were removed")]
                 return target if method == "target" else None
 
             return call
@@ -229,17 +230,17 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
         Config(slot="orders"), book, Tables(), lambda _: 1, lambda _: None, reported.append, reported.append
     )
     held = HeldSnapshot("snapshot", BOUNDS, source_of(7), by_range=True)
-    monkeypatch.setattr(steps._actors, "hold", lambda method, *_: held if method == "hold" else None)
-    steps._watched(steps._hold, Hold(source_of(7), 3, False), 7)
-    steps._watched(steps._commit, CommitSnapshot(source_of(7), BOUNDS, 3, (), 0), 7)
+    monkeypatch.setattr(steps._actors, "hold", lambda method, *_: held if method == "hold" else {})
+    steps._watched(steps._act, [Hold(source_of(7), 3, False)])
+    steps._watched(steps._act, [CommitSnapshot(source_of(7), BOUNDS, 3, (), 0)])
     assert [type(event) for event in reported] == [TableHeld, Failed]
     assert book.unfinished([]) == [] and read_taken(storage, LAYOUT) == []
-    steps._release(Release(7, discarded=3))
+    steps._held.release(Release(7, discarded=3))
     assert done[-1] == ("discard", target)
-    steps._watched(steps._hold, Hold(source_of(7), 4, False), 7)
+    steps._watched(steps._act, [Hold(source_of(7), 4, False)])
     # What a reader wrote after the first removal.
     assert [each[0] for each in done[-2:]] == ["discard", "target"]
-    steps._release(Release(7))
+    steps._held.release(Release(7))
     steps.close()
     assert [each[0] for each in done].count("discard") == 2
 
@@ -266,7 +267,7 @@ def test_of_a_table_that_is_dropped_while_it_is_held_alone_nothing_is_kept(
     steps = SnapshotSteps(
         Config(slot="orders"), book, tables, lambda _: 0, lambda _: None, lambda _: None, failed.append
     )
-    given_up.append(lambda: steps._release(Release(7, discarded=3)))
+    given_up.append(lambda: steps._held.release(Release(7, discarded=3)))
 
     def hold(method: str, source: PublishedSource, wait_for_writers: bool, behind: Lsn) -> HeldSnapshot:
         if wait_for_writers:
@@ -275,9 +276,9 @@ def test_of_a_table_that_is_dropped_while_it_is_held_alone_nothing_is_kept(
         return HeldSnapshot("name", dataclasses.replace(BOUNDS, xmin=100), source, True)
 
     monkeypatch.setattr(steps._actors, "hold", hold)
-    steps._watched(steps._hold, Hold(source_of(7), 3, False), 7)
+    steps._watched(steps._act, [Hold(source_of(7), 3, False)])
     steps.close()
-    assert len(discarded) == 1 and not steps._targets and not failed and not given_up
+    assert len(discarded) == 1 and not steps._held.outputs and not failed and not given_up
 
 
 REPAIR = Repair(parse_key_filter("id < 7"), number=1)
@@ -308,7 +309,9 @@ def carried(
     monkeypatch.setattr(steps_module, "_CARRY_PAUSE_S", 0.01)
 
     def carry(
-        error: XidstreamError | None = None, target: SnapshotOutput | None = TARGET
+        error: XidstreamError | None = None,
+        target: SnapshotOutput | None = TARGET,
+        lost: SnapshotLost | None = None,
     ) -> tuple[list[Any], list[Any], Storage]:
         storage, tables, reported = Storage(str(tmp_path)), Carrying(error), []
         request(storage, LAYOUT, 7, "public.t7", REPAIR.key_filter)
@@ -321,12 +324,13 @@ def carried(
             reported.append,
             reported.append,
         )
-        monkeypatch.setattr(steps._actors, "hold", lambda method, *_: tables.calls.append(method))
+        unheld = {} if lost is None else {7: lost}
+        monkeypatch.setattr(steps._actors, "hold", lambda method, *_: tables.calls.append(method) or unheld)
         monkeypatch.setattr(steps._actors, "release", lambda relid: tables.calls.append("release"))
         if target is not None:
-            steps._targets[3] = target
+            steps._held.outputs[3] = target
         action = Carry(source_of(7), BOUNDS, 3, REPAIR, (), first_number=2)
-        steps._watched(steps._carry, action, 7)
+        steps._watched(steps._act, [action])
         steps.close()
         return tables.calls, reported, storage
 
@@ -343,6 +347,14 @@ def test_a_repair_lets_go_of_its_table_and_then_waits_until_the_log_answers(
     assert (calls[3][1].number, calls[3][1].first_seq) == (1, 2 << 32)
     assert reported == [Carried(7, 3, (WrittenFile("rest", 1, 90, 99, 99),), 90)]
     assert read_wishes(storage, LAYOUT).ranges, "it is not done yet"
+
+
+def test_a_repair_whose_table_was_not_held_to_the_end_is_not_carried(
+    carried: Callable[..., tuple[list[Any], list[Any], Storage]], caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, reported, _ = carried(lost=SnapshotLost("the session has ended"))
+    assert calls == ["confirm", "release"] and [type(each) for each in reported] == [Failed]
+    assert "table public.t7 was not held to the end: the session has ended" in caplog.text
 
 
 def test_what_a_carrying_that_failed_has_written_is_removed_before_the_next_one(
@@ -391,7 +403,7 @@ def test_a_repair_is_committed_without_its_table_being_held_and_told_with_what_i
     steps = SnapshotSteps(
         Config(slot="orders"), book, tables, lambda _: 1, lambda _: None, reported.append, reported.append
     )
-    steps._watched(steps._commit, CommitSnapshot(source_of(7), BOUNDS, 3, (), 10, 90, REPAIR), 7)
+    steps._watched(steps._act, [CommitSnapshot(source_of(7), BOUNDS, 3, (), 10, 90, REPAIR)])
     steps.close()
     (taken,) = reported
     assert isinstance(taken, TableTaken) and (taken.n_rows, taken.n_carried) == (10, 90)
@@ -415,7 +427,7 @@ class Group:
         self.places: dict[int, Any] = {}
         self.commits: dict[int, list[Any]] = {}
         self.reads: Any = None
-        self.before_hold = self.before_places = lambda: None
+        self.before_hold = self.before_places = self.before_read = lambda: None
         self.released: list[int] = []
         self.asked: list[list[int]] = []
         self.discarded: list[str] = []
@@ -429,11 +441,11 @@ class Group:
         self.steps = SnapshotSteps(config, self.book, self, lambda _: 0, lambda _: None, told, failed)
         monkeypatch.setattr(self.steps._actors, "hold", self._hold)
         monkeypatch.setattr(self.steps._actors, "release", lambda *relids: self.released.extend(relids))
-        monkeypatch.setattr(self.steps._actors, "read_together", self._read)
+        monkeypatch.setattr(self.steps._actors, "read", self._read)
 
     def _hold(self, method: str, tables: Any, lsn: Lsn) -> Any:
-        if method == "confirm_together":
-            return [relid for relid in tables if relid in self.confirms]
+        if method == "confirm":
+            return {relid: SnapshotLost("gone") for relid in tables if relid not in self.confirms}
         self.before_hold()
         held = {relid: HeldSnapshot("s", self.bounds, self._source(relid), True) for relid in self.held}
         return {
@@ -465,6 +477,8 @@ class Group:
         def commit_together(taken: Any) -> Any:
             relids = [generation.relid for generation, _ in taken]
             self.asked.append(relids)
+            if isinstance(self.commits, XidstreamError):
+                raise self.commits
             return [self.commits[relid].pop(0) if self.commits.get(relid) else True for relid in relids]
 
         def discard(target: SnapshotOutput) -> None:
@@ -473,20 +487,26 @@ class Group:
         return {"targets": targets, "commit_together": commit_together, "discard": discard}[method]
 
     def hold(self) -> list[Any]:
-        self.steps._watched_together([Hold(source_of(relid), relid * 10, False) for relid in self.relids])
+        self.steps._watched(
+            self.steps._act, [Hold(source_of(relid), relid * 10, False) for relid in self.relids]
+        )
         return self._events()
 
     def read(self) -> list[Any]:
         for relid in self.relids:
-            self.steps._targets[relid * 10] = TARGET
+            self.steps._held.outputs[relid * 10] = TARGET
+        self.before_read()
         (pages,) = plan_ranges(source_of(7).leaves, by_range=True)
         tasks = [RangeTask(source_of(relid), "s", pages) for relid in self.relids]
-        self.steps._watched_together([Read(task, BOUNDS, task.source.relation.relid * 10) for task in tasks])
+        self.steps._watched(
+            self.steps._act, [Read(task, BOUNDS, task.source.relation.relid * 10) for task in tasks]
+        )
         return self._events()
 
     def commit(self) -> list[Any]:
-        self.steps._watched_together(
-            [CommitSnapshot(source_of(relid), BOUNDS, relid * 10, (), 0) for relid in self.relids]
+        self.steps._watched(
+            self.steps._act,
+            [CommitSnapshot(source_of(relid), BOUNDS, relid * 10, (), 0) for relid in self.relids],
         )
         return self._events()
 
@@ -513,7 +533,7 @@ def test_tables_that_the_holder_or_the_sink_cannot_take_with_the_others_are_left
     assert isinstance(held, TableHeld) and (held.relid, held.attempt) == (7, 70)
     assert left_out == [LeftOut(8, 80), LeftOut(9, 90)] and group.released == [8]
     assert len(group.reported) == 1, "one report, so that one reader is asked for all of them"
-    assert list(group.steps._targets) == [70]
+    assert list(group.steps._held.outputs) == [70]
 
 
 def test_a_group_whose_snapshot_may_lack_a_commit_from_before_the_slot_is_taken_one_by_one(
@@ -537,10 +557,27 @@ def test_of_a_table_that_is_dropped_before_the_sink_gives_its_place_nothing_is_k
 ) -> None:
     """The sink took it for one whose snapshot is under way, and so never shortened its log."""
     group.places = {8: dataclasses.replace(TARGET, directory="snapshot-8")}
-    setattr(group, moment, lambda: group.steps._release(Release(8, discarded=80)))
+    setattr(group, moment, lambda: group.steps._held.release(Release(8, discarded=80)))
     group.hold()
-    assert group.discarded == ["snapshot-8"] and list(group.steps._targets) == [70, 90]
+    assert group.discarded == ["snapshot-8"] and list(group.steps._held.outputs) == [70, 90]
     assert group.released == [8, 8], "it is held behind the first release, perhaps"
+
+
+def test_a_table_of_a_group_for_which_a_store_fails_is_let_go_of_and_taken_with_others_again(
+    group: Group,
+) -> None:
+    group.places = {8: StorageFault("slow down")}
+    held, failed, _ = group.hold()
+    assert isinstance(held, TableHeld) and failed == Failed(8, 80, is_own=False) and group.released == [8]
+
+
+def test_what_a_reader_wrote_behind_the_end_of_an_attempt_is_removed_before_the_table_is_held_in_a_group(
+    group: Group,
+) -> None:
+    group.steps._held.outputs[3] = dataclasses.replace(TARGET, directory="snapshot-8")
+    group.steps._held.release(Release(8, discarded=3))
+    group.hold()
+    assert group.discarded == ["snapshot-8", "snapshot-8"]
 
 
 def test_a_group_is_let_go_of_where_the_driver_is_lost_before_it_is_read(group: Group) -> None:
@@ -555,6 +592,33 @@ def test_a_table_of_a_group_that_cannot_be_read_has_failed_and_the_others_are_re
     assert isinstance(first, RangeRead) and first.n_rows == 10
     assert (second, third) == (Failed(8, 80), Failed(9, 90, is_own=False))
     assert not group.failed, "what a bad row does to the run is said when the table is taken alone"
+
+
+def test_a_table_that_is_read_alone_is_what_its_error_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, bad = (Group(tmp_path, monkeypatch, [7]) for _ in range(2))
+    lost.reads = {7: ConnectionLost("cut")}
+    assert lost.read() == [ReaderLost(7, 70, 0)] and not lost.failed
+    bad.reads = {7: PoisonedChange("table t7 is bad")}
+    assert bad.read() == [] and "snapshot cancel --table public.t7" in bad.failed[0].remedy  # type: ignore[attr-defined]
+
+
+def test_a_range_whose_reader_was_lost_is_read_again_a_moment_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, waited_s = Group(tmp_path, monkeypatch, [7]), list[float]()
+    monkeypatch.setattr(group.steps._stop, "wait", waited_s.append)
+    group.reads = ComponentLost("killed")
+    assert group.read() == [ReaderLost(7, 70, 0)] and waited_s == [0.01]
+
+
+def test_a_range_of_a_table_that_was_given_up_before_its_reader_began_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(tmp_path, monkeypatch, [7])
+    group.before_read = lambda: group.steps._held.release(Release(7, discarded=70))
+    assert group.read() == [] and not group.failed
 
 
 @pytest.mark.parametrize("error", [ComponentLost("killed"), SnapshotLost("gone")])
@@ -589,8 +653,16 @@ def test_those_of_a_group_that_the_sink_does_not_have_yet_are_asked_for_again_an
 
 def test_a_sink_that_is_ahead_of_the_server_ends_the_run_in_a_group_too(group: Group) -> None:
     group.commits = {8: [SinkDiverged("restored")]}
-    assert [each.generation.relid for each in group.commit()] == [7]
-    assert isinstance(group.failed[0], SinkDiverged)
+    assert [each.generation.relid for each in group.commit()] == [7, 9]
+    (failed,) = group.failed
+    assert isinstance(failed, SinkDiverged) and "snapshot cancel --table public.t8" in failed.remedy
+
+
+def test_an_error_of_no_table_that_a_person_must_see_ends_the_run_at_the_commit_of_a_group(
+    group: Group,
+) -> None:
+    group.commits = SinkDiverged("another run has taken over")  # type: ignore[assignment]
+    assert group.commit() == [] and [type(each) for each in group.failed] == [SinkDiverged]
 
 
 def test_a_store_that_fails_is_asked_for_the_commits_of_a_group_less_and_less_often_and_a_function_as_before(
@@ -608,4 +680,4 @@ def test_a_table_of_a_group_that_is_not_small_under_its_lock_is_left_out_and_let
     """While one published table is locked, a look finds no sizes, and one that was never analyzed looks empty."""
     group.n_bytes = {8: SMALL_BYTES + 8192}
     assert [type(each) for each in group.hold()] == [TableHeld, LeftOut, TableHeld]
-    assert group.released == [8] and 80 not in group.steps._targets
+    assert group.released == [8] and 80 not in group.steps._held.outputs
