@@ -84,7 +84,7 @@ class SlotSnapshots:
             self._taking.begin_epoch()
 
     def _was_anothers(self, opened: Opened) -> bool:
-        """Whether another run may have had the slot since the last epoch, whose later loops say no."""
+        """Whether another run may have had the slot since this run's last epoch: it left a higher number then."""
         before, found = self._owner, opened.last_owner
         self._owner = None if found is None else found + 1
         return before is not None and found is not None and found > before
