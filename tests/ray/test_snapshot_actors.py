@@ -138,8 +138,8 @@ def test_a_reader_that_ray_has_no_cpus_for_is_told_of_and_the_one_that_runs_read
         with snapshot_of(database, relation_of(database, "t"), tmp_path) as snapshot:
             target = SnapshotOutput(snapshot.target.table, snapshot.target.job, snapshot.conform)
             with ThreadPoolExecutor(4) as pool:
-                read = [pool.submit(actors.read, snapshot.whole, BOUNDS, target) for _ in range(4)]
-                assert [each.result(60)[1] for each in read] == [10] * 4
+                read = [pool.submit(actors.read, [snapshot.whole], BOUNDS, [target]) for _ in range(4)]
+                assert [n_rows for each in read for _, n_rows in each.result(60)] == [10] * 4
         assert actors.missing_readers() is None
         monkeypatch.setattr(snapshot_actors, "LATE_S", 0.0)
         missing = actors.missing_readers()
