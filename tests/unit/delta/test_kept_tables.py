@@ -146,3 +146,16 @@ def test_a_version_that_somebody_holds_stays_what_it_is_when_the_handle_goes_on(
     assert later.listed().num_rows == N_COMMITS + 2
     assert held.listed().num_rows == N_COMMITS
     assert later.listed().num_rows == N_COMMITS + 2
+
+
+def test_a_look_at_a_hundred_tables_opens_none_of_them_anew(tmp_path: Path) -> None:
+    """With 64 handles, a refresh of a hundred base tables opened each of them anew each time."""
+    locations = [Location.parse(str(tmp_path / f"t{i}")) for i in range(100)]
+    kept = KeptTables()
+    for location in locations:
+        append(location, 1)
+    first = [kept.newest(location) for location in locations]
+    append(locations[0], 2)
+    again = [kept.newest(location) for location in locations]
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    assert again[0].version() == 1
