@@ -22,7 +22,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.chaos_round import Round, RoundResult
+from tests.chaos.chaos_round import (
+    CHOSEN_STRIKE_TIMEOUT_S,
+    STRIKE_TIMEOUT_S,
+    Round,
+    RoundResult,
+)
 from tests.chaos.kills import OUTSIDE, Plan, schedule, with_pauses
 from tests.chaos.local_round import run_local
 from tests.chaos.report import Report
@@ -155,6 +160,7 @@ def main() -> int:
                 journal=arguments.journal,
                 lake=_lake(arguments.iceberg, folder / f"seed-{seed}" / "lake", rest, f"chaos_{seed}"),
                 kills_until_s=started + arguments.limit_s if arguments.limit_s else float("inf"),
+                strike_timeout_s=CHOSEN_STRIKE_TIMEOUT_S if arguments.faults else STRIKE_TIMEOUT_S,
                 say=lambda text: print(f"  {time.monotonic() - started:6.1f} {text}", flush=True),
             ).run()
             results.append(result)
