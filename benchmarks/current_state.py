@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.results import median, ratio
+from tests.snapshot_tables import commit_one, output_of
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.pipeline.changelog.log_frames import LogFrames
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
@@ -136,13 +137,13 @@ def _session() -> SparkSession:
 def _make_log(root: Location, rows: int, tail_rows: int) -> None:
     owner = Ownership(_SLOT, f"{_SLOT}/messages", root.uri, Tenure(1, "epoch", 1, {}, Lsn(1 << 40)))
     log = SnapshotLog(DeltaTables(root), _SLOT, owner)
-    target = log.target(_TABLE, Lsn(_PLACE))
+    target = output_of(log, _TABLE, Lsn(_PLACE))
     files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
     for first in range(0, rows, _BLOCK_ROWS):
         ids = np.arange(first, min(first + _BLOCK_ROWS, rows))
         files.write(target.conform(_rows(ids, "snapshot", _PLACE, None)))
     bounds = SnapshotBounds(Lsn(_PLACE), Lsn(_VALID_FROM), 5, 10, (), _TIME_US)
-    assert log.commit(Generation(_TABLE, 1, bounds), files.close())
+    assert commit_one(log, Generation(_TABLE, 1, bounds), files.close())
     _append_tail(target.table, target.conform, owner, rows, tail_rows)
     _append_transaction(root, owner, tail_rows)
 

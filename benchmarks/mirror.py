@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
+from tests.snapshot_tables import commit_one, output_of
 from xidstream.actors.mirror import Mirror
 from xidstream.actors.runtime.java import ensure_java
 from xidstream.pipeline.delta.delta_table import DeltaTableWriter
@@ -156,12 +157,12 @@ class MadeLog:
         )
         bounds = SnapshotBounds(Lsn(99), Lsn(100), 700, 700, (), 1_700_000_000_000_000)
         for relation in relations:
-            target = log.target(relation, bounds.snapshot_lsn)
+            target = output_of(log, relation, bounds.snapshot_lsn)
             files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
             for first in range(0, rows, _PIECE):
                 ids = np.arange(first, min(rows, first + _PIECE))
                 files.write(target.conform(_contract(values_of(ids, 0), "snapshot", 99, None, ids)))
-            assert log.commit(Generation(relation, 1, bounds), files.close())
+            assert commit_one(log, Generation(relation, 1, bounds), files.close())
 
     def update(
         self, ids: npt.NDArray[np.int64], number: int, relations: Sequence[RelationVersion] = (RELATION,)

@@ -154,7 +154,7 @@ class SnapshotActors:
             reader.cancel.remote(task.snapshot_name)
 
     def read(
-        self, tasks: Sequence[RangeTask], bounds: SnapshotBounds, targets: Sequence[SnapshotOutput]
+        self, tasks: Sequence[RangeTask], bounds: SnapshotBounds, outputs: Sequence[SnapshotOutput]
     ) -> list[tuple[tuple[WrittenFile, ...], int] | XidstreamError]:
         """Have an idle reader read these ranges, which have one snapshot (``SnapshotReader.read``).
 
@@ -167,7 +167,7 @@ class SnapshotActors:
                 with self._lock:
                     self._reading[id(alone)] = (alone, reader)
             bytes_per_s = bytes_per_s_of_each(self._config.snapshot_bytes_per_s, self._n_readers)
-            found: list[Any] = ray.get(reader.read.remote(tasks, bounds, targets, bytes_per_s))
+            found: list[Any] = ray.get(reader.read.remote(tasks, bounds, outputs, bytes_per_s))
             return found
         except Exception as error:
             fault = unwrap(error, READER)

@@ -77,18 +77,24 @@ class HeldTables:
         held = self._actors.hold("hold", action.source, action.wait_for_writers, behind)
         if not action.wait_for_writers and self._book.may_lack(held.bounds):
             held = self._actors.hold("hold", action.source, True, behind)
-        target = self._tables.target(held.source.relation, held.bounds.snapshot_lsn)
-        self._place(action, target)
-        if not action.wait_for_writers and held.bounds.whole_upto < target.cut:
+        output = self._output_of(held)
+        self._place(action, output)
+        if not action.wait_for_writers and held.bounds.whole_upto < output.cut:
             # The sink would refuse it each time, for as long as a transaction is open from before the last checkpoint.
             held = self._actors.hold("hold", action.source, True, behind)
-            self._place(action, self._tables.target(held.source.relation, held.bounds.snapshot_lsn))
+            self._place(action, self._output_of(held))
         # A repair's rows are found by the key: one COPY for each table with rows of its own.
         by_range = held.by_range and action.repair is None
         ranges = plan_ranges(held.source.leaves, by_range=by_range, n_readers=self.n_readers)
         relid = held.source.relation.relid
         only = () if action.repair is None else self._book.rows_of(action.repair, held.source)
         return TableHeld(relid, action.attempt, held.source, held.snapshot_name, held.bounds, ranges, only)
+
+    def _output_of(self, held: HeldSnapshot) -> SnapshotOutput:
+        (output,) = self._tables.outputs([(held.source.relation, held.bounds.snapshot_lsn)])
+        if isinstance(output, XidstreamError):
+            raise output
+        return output
 
     def hold_together(self, actions: Sequence[Hold]) -> list[TableHeld | LeftOut | XidstreamError]:
         """Several tables, under one snapshot. What became of each, in their order: it is held, or left out, or the sink
@@ -114,23 +120,23 @@ class HeldTables:
             self._release_all(large)
             held = {relid: each for relid, each in held.items() if relid not in large}
         wanted = [(each.source.relation, each.bounds.snapshot_lsn) for each in held.values()]
-        targets = dict(zip(held, self._tables.targets(wanted) if wanted else (), strict=True))
+        outputs = dict(zip(held, self._tables.outputs(wanted) if wanted else (), strict=True))
         found: list[TableHeld | LeftOut | XidstreamError] = []
         for action in actions:
             relid = action.source.relation.relid
-            one, target = held.get(relid), targets.get(relid)
-            if one is not None and isinstance(target, SnapshotOutput):
-                if one.bounds.whole_upto >= target.cut:
-                    self._place(action, target)
+            one, output = held.get(relid), outputs.get(relid)
+            if one is not None and isinstance(output, SnapshotOutput):
+                if one.bounds.whole_upto >= output.cut:
+                    self._place(action, output)
                     ranges = plan_ranges(one.source.leaves, by_range=one.by_range)
                     found.append(
                         TableHeld(relid, action.attempt, one.source, one.snapshot_name, one.bounds, ranges)
                     )
                     continue
-                self.discard(target)
+                self.discard(output)
             if one is not None:
                 self._release_all([relid])
-            found.append(target if isinstance(target, XidstreamError) else LeftOut(relid, action.attempt))
+            found.append(output if isinstance(output, XidstreamError) else LeftOut(relid, action.attempt))
         return found
 
     def _discard_late(self, relid: int) -> None:
@@ -138,13 +144,13 @@ class HeldTables:
         if (late := self._late.pop(relid, None)) is not None:
             self.discard(late)
 
-    def _place(self, action: Hold, target: SnapshotOutput) -> None:
+    def _place(self, action: Hold, output: SnapshotOutput) -> None:
         """Have the files of this attempt go there. Where it was given up meanwhile, nothing of it is kept."""
-        self.outputs[action.attempt] = target
+        self.outputs[action.attempt] = output
         # In this order, and in the other one in ``release``: one of the two finds it.
         if action.attempt in self._given_up and self.outputs.pop(action.attempt, None) is not None:
             self._release_all([action.source.relation.relid])  # it may have been held behind its release
-            self.discard(target)
+            self.discard(output)
 
     def let_go(self, sources: Sequence[PublishedSource], bounds: SnapshotBounds) -> dict[int, SnapshotLost]:
         """Let go of the tables' locks, because all rows are read. Returns those that were not held to the end, with an
@@ -164,18 +170,18 @@ class HeldTables:
         if action.discarded is None:
             return
         self._given_up.add(action.discarded)
-        target = self.outputs.pop(action.discarded, None)
-        if target is not None:
-            self.discard(target)
-            self._late[action.relid] = target
+        output = self.outputs.pop(action.discarded, None)
+        if output is not None:
+            self.discard(output)
+            self._late[action.relid] = output
 
     def _release_all(self, relids: Sequence[int]) -> None:
         with suppress(XidstreamError):  # they were lost, and their locks with them
             self._actors.release(*relids)
 
-    def discard(self, target: SnapshotOutput) -> None:
+    def discard(self, output: SnapshotOutput) -> None:
         """Remove what a failed attempt has written, as far as the sink can be reached: else a vacuum does."""
         try:
-            self._tables.discard(target)
+            self._tables.discard(output)
         except XidstreamError as error:
             log.debug("what a snapshot wrote that failed is left to a vacuum: %s", error.message)

@@ -45,25 +45,22 @@ class SinkTables:
     def lines(self, makes: bool) -> list[GenerationLine]:
         return self._on_sink(lambda tables: tables.lines(makes))
 
-    def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
-        return self._on_sink(lambda tables: tables.target(relation, snapshot_lsn))
+    def outputs(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
+        return self._on_sink(lambda tables: tables.outputs(wanted))
 
-    def targets(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
-        return self._on_sink(lambda tables: tables.targets(wanted))
+    def carry(self, carrying: Carrying, output: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
+        return self._on_sink(lambda tables: tables.carry(carrying, output))
 
-    def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
-        return self._on_sink(lambda tables: tables.carry(carrying, target))
-
-    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
-        return self._on_sink(lambda tables: tables.commit(generation, files))
-
-    def commit_together(
+    def commit(
         self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
     ) -> list[bool | XidstreamError]:
-        return self._on_sink(lambda tables: tables.commit_together(taken))
+        return self._on_sink(lambda tables: tables.commit(taken))
 
-    def discard(self, target: SnapshotOutput) -> None:
-        self._on_sink(lambda tables: tables.discard(target))
+    def recover(self, generation: Generation) -> bool:
+        return self._on_sink(lambda tables: tables.recover(generation))
+
+    def discard(self, output: SnapshotOutput) -> None:
+        self._on_sink(lambda tables: tables.discard(output))
 
     def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
         self._on_sink(lambda tables: tables.end(line, reason, witnessed))

@@ -44,16 +44,16 @@ class SnapshotReader:
         self,
         tasks: Sequence[RangeTask],
         bounds: SnapshotBounds,
-        targets: Sequence[SnapshotOutput],
+        outputs: Sequence[SnapshotOutput],
         bytes_per_s: int,
     ) -> list[tuple[tuple[WrittenFile, ...], int] | XidstreamError]:
         """The files of each of these ranges, which have one snapshot, and how many rows are in them, or why it could
         not be read. ``bytes_per_s``: of COPY's rows at most; 0 for no limit."""
         from xidstream.pipeline.initial_copy.range_reading import RangeOutput
 
-        outputs = [(RangeOutput(each.table, each.directory), each.conform) for each in targets]
+        places = [(RangeOutput(each.table, each.directory), each.conform) for each in outputs]
         reading = self._thread.submit(
-            self._reader.read_together, tasks, bounds, outputs, bytes_per_s=bytes_per_s
+            self._reader.read_together, tasks, bounds, places, bytes_per_s=bytes_per_s
         )
         return [
             each if isinstance(each, XidstreamError) else (tuple(each), sum(file.n_rows for file in each))

@@ -256,7 +256,7 @@ class SnapshotSteps:
         if not there:
             return
         tasks = [action.task for action, _ in there]
-        found = self._actors.read(tasks, there[0][0].bounds, [target for _, target in there])
+        found = self._actors.read(tasks, there[0][0].bounds, [output for _, output in there])
         events: list[OneEvent] = []
         for (action, _), read in zip(there, found, strict=True):
             relid = action.task.source.relation.relid
@@ -278,9 +278,9 @@ class SnapshotSteps:
         carrying = Carrying(relation, action.repair.number, action.bounds, action.only, first_seq)
         pause_s = _CARRY_PAUSE_S
         with self._carrying:
-            while (target := self._held.outputs.get(action.attempt)) is not None:
+            while (output := self._held.outputs.get(action.attempt)) is not None:
                 # Of its own for each try: what one that failed wrote may be most of a large table.
-                tried = replace(target, directory=f"{target.directory}-{secrets.token_hex(8)}")
+                tried = replace(output, directory=f"{output.directory}-{secrets.token_hex(8)}")
                 try:
                     files = self._tables.carry(carrying, tried)
                 except (PreconditionMissing, Unsupported, UsageError, SinkFailed) as error:
@@ -335,7 +335,7 @@ class SnapshotSteps:
         pause_s = _FIRST_PAUSE_S
         while left:
             taken = [(generation, action.files) for action, generation in left]
-            found = self._until_done(partial(self._tables.commit_together, taken))
+            found = self._until_done(partial(self._tables.commit, taken))
             again = []
             for (action, generation), done in zip(left, found, strict=True):
                 if done is True:

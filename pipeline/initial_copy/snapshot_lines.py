@@ -92,7 +92,7 @@ def recovered(tables: SnapshotTables, book: SnapshotBook, *, makes: bool) -> Sna
     lines = SnapshotLines(tables.lines(makes))
     unfinished = book.unfinished(lines)
     for generation in unfinished:
-        if tables.commit(generation, None):
+        if tables.recover(generation):
             book.finish(generation)
         else:
             book.give_up(generation)

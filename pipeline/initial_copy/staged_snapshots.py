@@ -100,8 +100,10 @@ class StagedSnapshots:
         self._storage.delete(rows)
         self._storage.delete_empty_folder(self._layout.snapshot_rows_prefix)
 
-    def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
-        """A function's tables record no place."""
+    def outputs(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
+        return [self._output(relation) for relation, _ in wanted]
+
+    def _output(self, relation: RelationVersion) -> SnapshotOutput:
         path = self._storage.local_path(self._layout.snapshot_rows_prefix)
         mapping = map_columns((), contract_schema(relation))
         return SnapshotOutput(
@@ -110,20 +112,22 @@ class StagedSnapshots:
             Conform.of(mapping.columns, mapping.names),
         )
 
-    def targets(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
-        return [self.target(*each) for each in wanted]
-
-    def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
+    def carry(self, carrying: Carrying, output: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         raise Unsupported("a function has no log that rows could be carried over from")
 
-    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
-        """Whether the function has the rows. If not, they are put in its way, unless ``files`` is None.
+    def commit(
+        self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
+    ) -> list[bool | XidstreamError]:
+        """Whether the function has the rows of each. If not, they are put in its way.
 
         It does not wait: the driver's process has a few threads for all its callers. Ask again.
         """
+        return [self._has_or_waits(*each) for each in taken]
+
+    def _has_or_waits(self, generation: Generation, files: Sequence[WrittenFile]) -> bool:
         name = generation.relid, generation.number
-        if name in self._delivered or files is None:
-            return name in self._delivered
+        if name in self._delivered:
+            return True
         with self._lock:
             if name not in self._queued:
                 self._queued.add(name)
@@ -131,19 +135,18 @@ class StagedSnapshots:
                 self._waiting.put(_Waiting(generation, paths))
         return False
 
-    def commit_together(
-        self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
-    ) -> list[bool | XidstreamError]:
-        return [self.commit(*each) for each in taken]
+    def recover(self, generation: Generation) -> bool:
+        """Whether the function has the rows: its line was written when it had them."""
+        return (generation.relid, generation.number) in self._delivered
 
-    def discard(self, target: SnapshotOutput) -> None:
+    def discard(self, output: SnapshotOutput) -> None:
         """Remove what an attempt wrote that has failed."""
         self._check_owner()
-        if isinstance(target.table, StoredFolder):
-            target.table.remove(target.directory)
+        if isinstance(output.table, StoredFolder):
+            output.table.remove(output.directory)
             return
         try:
-            remove(target.table, target.directory)
+            remove(output.table, output.directory)
         except OSError as error:
             raise StorageFault(
                 f"rows of a snapshot that failed cannot be removed: {error.strerror}"

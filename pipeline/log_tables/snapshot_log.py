@@ -49,7 +49,7 @@ from xidstream.pipeline.log_tables.erased_marks import UPTO, erased_id
 from xidstream.pipeline.log_tables.generation_lines import Ended, GenerationLines, ended_of
 from xidstream.pipeline.log_tables.generation_rows import Spoiler, ddl_spoiler, park_spoiler, row_of
 from xidstream.pipeline.log_tables.locations import Location
-from xidstream.pipeline.log_tables.log_table import LogTables, LogTableWriter
+from xidstream.pipeline.log_tables.log_table import LogTables
 from xidstream.pipeline.log_tables.ownership import Ownership
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
 from xidstream.pipeline.log_tables.relation_history import VersionSince
@@ -89,6 +89,8 @@ class SnapshotLog:
         self._tables = tables
         self._carry = carry
         self._application_id = application_id
+        self._rows_id = f"{application_id}/snapshot"
+        """A table's watermark of this name is the LSN of the last snapshot whose rows it has."""
         self._ownership = ownership
         self._lines = GenerationLines(tables, application_id, ownership)
         self._marks = TransactionMarks(tables, application_id, ownership)
@@ -103,8 +105,11 @@ class SnapshotLog:
     def lines(self, makes: bool) -> list[GenerationLine]:
         return self._lines.all(makes)
 
-    def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
-        """Make the table, or widen it, for what the snapshot at ``snapshot_lsn`` has."""
+    def outputs(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
+        """Make the tables, or widen them, for what their snapshots have."""
+        return _each(lambda one: self._output(*one), wanted)
+
+    def _output(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
         key = self._tables.key_of(relation.schema, relation.table)
         about = self._tables.about(relation)
 
@@ -135,29 +140,26 @@ class SnapshotLog:
 
         return guarded(self._tables, relation.name, prepare)
 
-    def targets(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
-        return _each(lambda one: self.target(*one), wanted)
-
     def is_being_taken(self, key: str) -> bool:
         """Whether a snapshot of the table with this key was begun here, and not committed or given up."""
         return key in self._taken
 
-    def discard(self, target: SnapshotOutput) -> None:
+    def discard(self, output: SnapshotOutput) -> None:
         """Remove what an attempt wrote that has failed. A table that names it keeps it."""
-        self._taken.discard(target.key)
+        self._taken.discard(output.key)
 
         def removed() -> None:
-            writer = self._tables.open(target.key, target.directory)
+            writer = self._tables.open(output.key, output.directory)
             if writer is not None:
                 self._ownership.check(writer)
-                if any(path.startswith(target.directory) for path in writer.paths()):
+                if any(path.startswith(output.directory) for path in writer.paths()):
                     return
-            assert isinstance(target.table, Location), "a log's tables, which target() named"
-            remove(target.table, target.directory)
+            assert isinstance(output.table, Location), "a log's tables, which outputs() named"
+            remove(output.table, output.directory)
 
-        guarded(self._tables, target.directory, removed)
+        guarded(self._tables, output.directory, removed)
 
-    def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
+    def carry(self, carrying: Carrying, output: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         carry, name = self._carry, carrying.relation.name
         if carry is None:
             raise Unsupported(
@@ -165,20 +167,14 @@ class SnapshotLog:
             )
 
         def carried() -> tuple[WrittenFile, ...] | None:
-            writer = self._tables.open(target.key, name)
+            writer = self._tables.open(output.key, name)
             if writer is not None:
                 self._ownership.check(writer)
-            return carry(self._application_id, carrying, target)
+            return carry(self._application_id, carrying, output)
 
         return guarded(self._tables, name, carried)
 
-    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
-        n_rows = self._commit_rows(generation, files)
-        if n_rows is not None:
-            self._tell([(generation, n_rows)])
-        return n_rows is not None
-
-    def commit_together(
+    def commit(
         self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
     ) -> list[bool | XidstreamError]:
         """The rows of each table are a commit of its own, and the lines of all are one."""
@@ -196,24 +192,40 @@ class SnapshotLog:
             self._tell(named)
         return answers
 
-    def _commit_rows(self, generation: Generation, files: Sequence[WrittenFile] | None) -> int | None:
-        """Name the files, unless this generation's were named before. Returns how many rows they have.
+    def recover(self, generation: Generation) -> bool:
+        key = self._tables.key_of(generation.relation.schema, generation.relation.table)
+        snapshot_lsn = int(generation.bounds.snapshot_lsn)
 
-        With None nothing is named: returns None where the generation's files were not named before. Where a file is
-        gone, nothing is named either, and SnapshotInterrupted raised: take the snapshot again. A later snapshot
-        of the table has a higher place, so what a run that was taken over has named is never taken for this one.
+        def rows_there() -> int | None:
+            """How many the crash left, with those that were erased since; None where no commit names them."""
+            writer = self._tables.open(key, generation.name)
+            if writer is None or writer.watermark(self._rows_id) != snapshot_lsn:
+                return None
+            there = writer.read(["_commit_lsn"], "_commit_lsn", snapshot_lsn, snapshot_lsn).num_rows
+            return int(there) + writer.watermark(erased_id(snapshot_lsn))
+
+        n_rows = guarded(self._tables, generation.name, rows_there)
+        if n_rows is not None:
+            self._tell([(generation, n_rows)])
+        return n_rows is not None
+
+    def _commit_rows(self, generation: Generation, files: Sequence[WrittenFile]) -> int | None:
+        """Name the files, unless this generation's were named before. Returns how many rows they have; None where
+        there is no table.
+
+        Where a file is gone, nothing is named, and SnapshotInterrupted raised: take the snapshot again. A later
+        snapshot of the table has a higher LSN, so what a run that was taken over has named is never taken for this one.
         """
         key = self._tables.key_of(generation.relation.schema, generation.relation.table)
-        rows_id, snapshot_lsn = f"{self._application_id}/snapshot", int(generation.bounds.snapshot_lsn)
+        snapshot_lsn, n_rows = int(generation.bounds.snapshot_lsn), sum(file.n_rows for file in files)
 
         def commit_rows() -> int | None:
-            """How many there are; None where they were not named."""
             writer = self._tables.open(key, generation.name)
-            held = 0 if writer is None else writer.watermark(rows_id)
-            if writer is not None and held == snapshot_lsn:
-                return _n_rows(files, writer, snapshot_lsn)
-            if writer is None or files is None:
+            if writer is None:
                 return None
+            held = writer.watermark(self._rows_id)
+            if held == snapshot_lsn:
+                return n_rows
             self._ownership.check(writer)
             if held > snapshot_lsn:
                 raise self._ownership.diverged(
@@ -239,9 +251,9 @@ class SnapshotLog:
                 )
             reach("committing_snapshot")
             # The sink may have written for minutes, for a commit that a merge would have it do again.
-            writer.commit(files, {rows_id: snapshot_lsn}, marks=self._ownership.marks, merges=False)
+            writer.commit(files, {self._rows_id: snapshot_lsn}, marks=self._ownership.marks, merges=False)
             reach("snapshot_committed")
-            return _n_rows(files, writer, snapshot_lsn)
+            return n_rows
 
         return guarded(self._tables, generation.name, commit_rows)
 
@@ -381,11 +393,3 @@ def _each(act: Callable[[_One], _T], several: Sequence[_One]) -> list[_T | Xidst
 
     with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="snapshot-log") as threads:
         return list(threads.map(tried, several))
-
-
-def _n_rows(files: Sequence[WrittenFile] | None, writer: LogTableWriter, snapshot_lsn: int) -> int:
-    """The rows of the snapshot with that place, whose files are in the table, with those that were erased since."""
-    if files is not None:
-        return sum(file.n_rows for file in files)
-    there = writer.read(["_commit_lsn"], "_commit_lsn", snapshot_lsn, snapshot_lsn).num_rows
-    return int(there) + writer.watermark(erased_id(snapshot_lsn))

@@ -85,29 +85,25 @@ class SnapshotTables(Protocol):
         """The last state of each generation, by table and number. ``makes``: a run that may add lines asks. From then
         on an earlier owner of the slot can add none."""
 
-    def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
-        """Where the files of a table are to be written, whose snapshot is at ``snapshot_lsn``."""
+    def outputs(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
+        """Where the files of each table are to be written, whose snapshot is at this LSN. Or why there is no place."""
 
-    def targets(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
-        """``target`` for each of these, or why there is none."""
-
-    def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
+    def carry(self, carrying: Carrying, output: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         """Write the rows of a generation that a repair does not read to files of the next one. None where the log does
         not answer at its snapshot yet: ask again. It may be asked for again after a failure, too.
 
         Raises PreconditionMissing where that generation does not stand, Unsupported where there is no log."""
 
-    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
-        """Take the rows, once, however often it is asked for. Whether the sink has them: if not, ask again.
-
-        With None nothing is taken: whether a crash left the generation's rows in the sink. Then it has a line now."""
-
-    def commit_together(
+    def commit(
         self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
     ) -> list[bool | XidstreamError]:
-        """``commit`` for each of these, of several tables, or why one failed. What they have in common is done once."""
+        """Take the rows of each generation, once, however often it is asked for. Whether the sink has them, or why it
+        failed: if not, ask again. What the tables have in common is done once."""
 
-    def discard(self, target: SnapshotOutput) -> None:
+    def recover(self, generation: Generation) -> bool:
+        """Whether a crash left the generation's rows in the sink. Then it has a line now."""
+
+    def discard(self, output: SnapshotOutput) -> None:
         """Remove what an attempt wrote that has failed."""
 
     def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.postgres_fixtures import Database
+from tests.snapshot_tables import commit_one, output_of
 from tests.unit.account.accounts import FULL, RUN
 from xidstream.actors.cli.main import main
 from xidstream.actors.runtime.run_socket import RunSocket
@@ -63,8 +64,8 @@ def test_each_table_is_finished_read_in_part_begun_or_without_a_snapshot(
         generation = Generation(source.relation, 1, bounds)
         write_taken(*stored, TakenSnapshot(generation, {}))
         if source.name != "public.b":
-            log.target(source.relation, PLACE)
-            assert log.commit(generation, [])
+            output_of(log, source.relation, PLACE)
+            assert commit_one(log, generation, [])
     ended = next(line for line in log.lines(True) if line.table == "public.c")
     log.end(ended, "the type of column id changed")
 

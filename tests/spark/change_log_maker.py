@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests.snapshot_tables import commit_one, output_of
 from tests.spark.support import IDENTITY, Transaction
 from xidstream.pipeline.exchange import Tenure
 from xidstream.pipeline.log_tables.parquet_files import ParquetFiles
@@ -84,7 +85,7 @@ class LogMaker:
         columns = [pa.array([row[f.name] for row in rows], f.type) for f in relation.arrow_fields]
         text = pa.nulls(len(rows), pa.map_(pa.string(), pa.string()))
         for log in [sink.snapshot_log() for sink in self.sinks]:
-            target = log.target(relation, bounds.snapshot_lsn)
+            target = output_of(log, relation, bounds.snapshot_lsn)
             files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
             if rows:
                 files.write(
@@ -99,7 +100,7 @@ class LogMaker:
                         )
                     )
                 )
-            assert log.commit(Generation(relation, number, bounds), files.close())
+            assert commit_one(log, Generation(relation, number, bounds), files.close())
             log.prove(Lsn(self.lsn))
         self.tables[relation.name] = [dict(row) for row in rows]
 

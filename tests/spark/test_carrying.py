@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from tests.snapshot_tables import commit_one, output_of
 from tests.spark.change_log_maker import INT8, TEXT, LogMaker, as_rows, keyed
 from xidstream import ChangeLog
 from xidstream.pipeline.errors import PreconditionMissing
@@ -57,7 +58,7 @@ def test_the_rows_outside_of_the_range_as_the_snapshot_sees_them_are_stored_as_a
     maker.tables["public.orders"].pop()
     unseen = maker.commit((ORDERS, [{**row(5, "unseen"), "_change": UPDATE_POSTIMAGE}])) * 10
     wanted = carrying(maker, "id between 10 and 12345", unseen)
-    target = log.target(ORDERS, wanted.bounds.snapshot_lsn)
+    target = output_of(log, ORDERS, wanted.bounds.snapshot_lsn)
     assert log.carry(wanted, target) is None, "the log does not answer there yet"
     log.reach(wanted.bounds.valid_from)
     log.prove(wanted.bounds.valid_from)
@@ -65,7 +66,7 @@ def test_the_rows_outside_of_the_range_as_the_snapshot_sees_them_are_stored_as_a
     assert files is not None and sum(file.n_rows for file in files) == 10
     assert all(file.path.startswith(target.directory) for file in files)
     generation = Generation(ORDERS, 2, wanted.bounds)
-    assert log.commit(generation, files)
+    assert commit_one(log, generation, files)
     stored = [
         each
         for each in DeltaTable(str(maker.path / "public.orders")).to_pyarrow_table().to_pylist()
@@ -87,7 +88,7 @@ def test_the_rows_outside_of_the_range_as_the_snapshot_sees_them_are_stored_as_a
 def test_what_was_to_be_repaired_and_does_not_stand_any_more_is_carried_nowhere(maker: LogMaker) -> None:
     log = maker.sink.snapshot_log()
     wanted = carrying(maker, "id = 1", number=7)
-    target = log.target(ORDERS, wanted.bounds.snapshot_lsn)
+    target = output_of(log, ORDERS, wanted.bounds.snapshot_lsn)
     log.reach(wanted.bounds.valid_from)
     log.prove(wanted.bounds.valid_from)
     with pytest.raises(PreconditionMissing, match=r"generation 7 of table public\.orders, does not stand"):

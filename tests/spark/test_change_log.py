@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from tests.snapshot_tables import commit_one, output_of
 from tests.spark.support import COMMIT_US, IDENTITY, INT4, INT8, NUMERIC, TEXT, Transaction, numeric
 from xidstream import ChangeLog, Mirror
 from xidstream.pipeline.errors import PreconditionMissing, Unsupported, UsageError
@@ -77,14 +78,14 @@ class Root:
     ) -> None:
         """A snapshot, as its readers and the log of snapshots write it."""
         log = self.sink(slot).snapshot_log()
-        target = log.target(relation, bounds.snapshot_lsn)
+        target = output_of(log, relation, bounds.snapshot_lsn)
         files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
         rows = [
             {**row, "_change_type": "snapshot", "_commit_lsn": int(bounds.snapshot_lsn), "_seq": i}
             for i, row in enumerate(rows)
         ]
         files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
-        assert log.commit(Generation(relation, number, bounds), files.close())
+        assert commit_one(log, Generation(relation, number, bounds), files.close())
 
     def write(self, *transactions: Transaction, slot: str = IDENTITY.slot, proven: bool = True) -> None:
         """``proven``: the run looks at the catalog behind it, and finds every table as it was."""

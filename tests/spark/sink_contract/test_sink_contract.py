@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.snapshot_tables import commit_one, output_of
 from tests.spark.sink_contract.null_sink import NULL
 from tests.spark.sink_contract.sinks import SINKS, Row, Tried
 from tests.spark.support import IDENTITY, INT8, TEXT, Transaction, expected_rows, relation
@@ -187,7 +188,7 @@ def test_a_column_that_is_added_in_the_middle_of_a_batch_is_null_before(
 
 def written(tables: SnapshotTables, described: RelationVersion, *ids: int) -> list[WrittenFile]:
     """Rows of a snapshot, as readers write them."""
-    target = tables.target(described, BOUNDS.snapshot_lsn)
+    target = output_of(tables, described, BOUNDS.snapshot_lsn)
     files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
     place = {"_change_type": "snapshot", "_commit_lsn": int(BOUNDS.snapshot_lsn)}
     made = [{**row, **place, "_seq": seq} for seq, row in enumerate(rows(*ids))]
@@ -207,10 +208,10 @@ def test_the_rows_from_before_are_in_the_sink_once_by_the_way_that_its_kind_name
         tables = sink.snapshot_log()
         assert tables.lines(True) == []
         files = written(tables, A, 1, 2)
-        assert not tables.commit(GENERATION, None), "nothing names the files"
-        assert all(tables.commit(GENERATION, files) for _ in range(2))
+        assert not tables.recover(GENERATION), "nothing names the files"
+        assert all(commit_one(tables, GENERATION, files) for _ in range(2))
         later = tried.next_run().snapshot_log()
-        assert later.commit(GENERATION, None)
+        assert later.recover(GENERATION)
         (line,) = later.lines(True)
         assert (line.table, line.number, line.snapshot_lsn, line.is_ours) == (
             "public.a",
@@ -221,7 +222,7 @@ def test_the_rows_from_before_are_in_the_sink_once_by_the_way_that_its_kind_name
         later.end(line, "the table was rewritten")
         assert [each.state for each in later.lines(True)] == [GenerationState.ENDED]
         with pytest.raises(Superseded):
-            tables.commit(Generation(B, 1, BOUNDS), written(tables, B, 1))
+            commit_one(tables, Generation(B, 1, BOUNDS), written(tables, B, 1))
     else:
         assert kind.snapshots is Snapshots.FIRST
         path = tmp_path / "snapshot.parquet"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
+from tests.snapshot_tables import commit_one, output_of
 from tests.spark.support import IDENTITY
 from tests.unit.log_tables.test_snapshot_log import GENERATION, RELATION, written
 from tests.unit.sinks.test_parked_tables import sink_of
@@ -31,11 +32,11 @@ def test_every_call_and_its_answer_travel_to_the_process_that_has_the_sink(tmp_p
 
     tables = SinkTables(sent)
     tables.clean()
-    assert tables.target(RELATION, Lsn(99)).table == log.target(RELATION, Lsn(99)).table
-    assert not tables.commit(GENERATION, None) and tables.commit(GENERATION, written(log, range(3)))
-    (again,) = tables.targets([(RELATION, Lsn(99))])
-    assert isinstance(again, SnapshotOutput) and again.table == log.target(RELATION, Lsn(99)).table
-    assert tables.commit_together([(GENERATION, [])]) == [True]
+    assert output_of(tables, RELATION, Lsn(99)).table == output_of(log, RELATION, Lsn(99)).table
+    assert not tables.recover(GENERATION) and commit_one(tables, GENERATION, written(log, range(3)))
+    (again,) = tables.outputs([(RELATION, Lsn(99))])
+    assert isinstance(again, SnapshotOutput) and again.table == output_of(log, RELATION, Lsn(99)).table
+    assert tables.commit([(GENERATION, [])]) == [True]
     tables.reach(Lsn(120))
     tables.prove(Lsn(120))
     (line,) = tables.lines(True)

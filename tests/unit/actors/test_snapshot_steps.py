@@ -139,8 +139,8 @@ class Shortened(Told):
         super().__init__()
         self.cut = Lsn(cut)
 
-    def target(self, *arguments: Any) -> SnapshotOutput:
-        return SnapshotOutput(Location("/tables"), "snapshot-1", Conform(pa.schema([]), ()), cut=self.cut)
+    def outputs(self, *arguments: Any) -> list[SnapshotOutput | XidstreamError]:
+        return [SnapshotOutput(Location("/tables"), "snapshot-1", Conform(pa.schema([]), ()), cut=self.cut)]
 
 
 def holds_asked_for(
@@ -204,7 +204,7 @@ def test_the_former_generation_ends_before_the_new_one_is_committed(
     monkeypatch.setattr(steps._actors, "hold", lambda method, *_: done.append(method) or {})
     steps._watched(steps._act, [CommitSnapshot(source_of(7), BOUNDS, 3, (), 0)])
     steps.close()
-    assert done[:2] == ["confirm", "end the former of public.t7"] and done[2][0] == "commit_together"
+    assert done[:2] == ["confirm", "end the former of public.t7"] and done[2][0] == "commit"
     assert isinstance(done[3], TableTaken) and done[3].generation.number == 2
 
 
@@ -218,9 +218,9 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
         def __getattr__(self, method: str) -> Any:
             def call(*arguments: Any) -> Any:
                 done.append((method, *arguments))
-                if method == "commit_together":
+                if method == "commit":
                     return [SnapshotInterrupted("1 of 2 files of its snapshot were removed")]
-                return target if method == "target" else None
+                return [target] if method == "outputs" else None
 
             return call
 
@@ -239,7 +239,7 @@ def test_a_snapshot_whose_files_are_gone_at_its_commit_is_taken_again_and_what_i
     assert done[-1] == ("discard", target)
     steps._watched(steps._act, [Hold(source_of(7), 4, False)])
     # What a reader wrote after the first removal.
-    assert [each[0] for each in done[-2:]] == ["discard", "target"]
+    assert [each[0] for each in done[-2:]] == ["discard", "outputs"]
     steps._held.release(Release(7))
     steps.close()
     assert [each[0] for each in done].count("discard") == 2
@@ -256,10 +256,10 @@ def test_of_a_table_that_is_dropped_while_it_is_held_alone_nothing_is_kept(
         def discard(self, target: SnapshotOutput) -> None:
             discarded.append(target)
 
-        def target(self, *arguments: Any) -> SnapshotOutput:
+        def outputs(self, *arguments: Any) -> list[SnapshotOutput | XidstreamError]:
             if not is_held_again:
                 given_up.pop()()
-            return super().target(*arguments)
+            return super().outputs(*arguments)
 
     tables, failed = Tables(50 if is_held_again else 0), list[BaseException]()
     decision = Decision(True, {7: source_of(7).published_as}, slot_xmax=100)
@@ -467,14 +467,14 @@ class Group:
     def __getattr__(self, method: str) -> Any:
         """``SnapshotTables``."""
 
-        def targets(wanted: Any) -> Any:
+        def outputs(wanted: Any) -> Any:
             relids = [relation.relid for relation, _ in wanted]
             self.before_places()
             if isinstance(self.places, XidstreamError):
                 raise self.places
             return [self.places.get(relid, TARGET) for relid in relids]
 
-        def commit_together(taken: Any) -> Any:
+        def commit(taken: Any) -> Any:
             relids = [generation.relid for generation, _ in taken]
             self.asked.append(relids)
             if isinstance(self.commits, XidstreamError):
@@ -484,7 +484,7 @@ class Group:
         def discard(target: SnapshotOutput) -> None:
             self.discarded.append(target.directory)
 
-        return {"targets": targets, "commit_together": commit_together, "discard": discard}[method]
+        return {"outputs": outputs, "commit": commit, "discard": discard}[method]
 
     def hold(self) -> list[Any]:
         self.steps._watched(
@@ -503,7 +503,7 @@ class Group:
         )
         return self._events()
 
-    def commit(self) -> list[Any]:
+    def committed(self) -> list[Any]:
         self.steps._watched(
             self.steps._act,
             [CommitSnapshot(source_of(relid), BOUNDS, relid * 10, (), 0) for relid in self.relids],
@@ -635,7 +635,7 @@ def test_a_group_is_committed_without_those_that_were_not_held_to_the_end_or_who
 ) -> None:
     group.confirms = [8, 9]
     group.commits = {9: [SnapshotInterrupted("1 of 1 files were removed")]}
-    lost, interrupted, taken = sorted(group.commit(), key=lambda each: isinstance(each, TableTaken))
+    lost, interrupted, taken = sorted(group.committed(), key=lambda each: isinstance(each, TableTaken))
     assert (lost, interrupted) == (Failed(7, 70, is_own=False), Failed(9, 90))
     assert isinstance(taken, TableTaken) and taken.event == SnapshotCommitted(8, 80)
     assert group.released == [7, 8, 9] and group.asked == [[8, 9]]
@@ -647,13 +647,13 @@ def test_those_of_a_group_that_the_sink_does_not_have_yet_are_asked_for_again_an
 ) -> None:
     """A function gets one table after the other; a store may fail for one of them."""
     group.commits = {7: [False, False], 9: [StorageFault("slow down")]}
-    assert [each.generation.relid for each in group.commit()] == [8, 9, 7]
+    assert [each.generation.relid for each in group.committed()] == [8, 9, 7]
     assert group.asked == [[7, 8, 9], [7, 9], [7]] and not group.failed
 
 
 def test_a_sink_that_is_ahead_of_the_server_ends_the_run_in_a_group_too(group: Group) -> None:
     group.commits = {8: [SinkDiverged("restored")]}
-    assert [each.generation.relid for each in group.commit()] == [7, 9]
+    assert [each.generation.relid for each in group.committed()] == [7, 9]
     (failed,) = group.failed
     assert isinstance(failed, SinkDiverged) and "snapshot cancel --table public.t8" in failed.remedy
 
@@ -662,7 +662,7 @@ def test_an_error_of_no_table_that_a_person_must_see_ends_the_run_at_the_commit_
     group: Group,
 ) -> None:
     group.commits = SinkDiverged("another run has taken over")  # type: ignore[assignment]
-    assert group.commit() == [] and [type(each) for each in group.failed] == [SinkDiverged]
+    assert group.committed() == [] and [type(each) for each in group.failed] == [SinkDiverged]
 
 
 def test_a_store_that_fails_is_asked_for_the_commits_of_a_group_less_and_less_often_and_a_function_as_before(
@@ -672,7 +672,7 @@ def test_a_store_that_fails_is_asked_for_the_commits_of_a_group_less_and_less_of
     monkeypatch.setattr(group.steps._stop, "wait", waited_s.append)
     monkeypatch.setattr(steps_module, "_LONGEST_PAUSE_S", 0.03)
     group.commits = {8: [StorageFault("down")] * 4, 9: [False] * 7}
-    group.commit()
+    group.committed()
     assert waited_s == [0.01, 0.02, 0.03, 0.03, 0.01, 0.01, 0.01]
 
 

@@ -18,6 +18,7 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import fs
 
+from tests.snapshot_tables import commit_one
 from tests.unit.delta.test_small_files import APP, COLUMNS, LSN, commit, paths, row, rows_of, written
 from tests.unit.delta.test_small_files import s3 as s3
 from tests.unit.log_tables.test_snapshot_log import generation_of
@@ -531,7 +532,7 @@ def test_the_lines_of_snapshots_have_the_upkeep_of_the_batches_tables(
             generation_of(1).bounds, snapshot_lsn=Lsn(snapshot_lsn), valid_from=Lsn(snapshot_lsn + 1)
         )
         generation = dataclasses.replace(generation_of(1), number=number, bounds=bounds)
-        assert log.commit(generation, snapshot_of(log, range(1), snapshot_lsn=snapshot_lsn))
+        assert commit_one(log, generation, snapshot_of(log, range(1), snapshot_lsn=snapshot_lsn))
 
     take(before, 1)
     snapshots = root.child("_snapshots")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from tests.snapshot_tables import commit_one
 from tests.unit.delta.test_erased_rows import LABEL, SLOT, Table, change, read
 from tests.unit.delta.test_small_files import s3 as s3
 from tests.unit.log_tables.test_snapshot_log import GENERATION, log_of, written
@@ -110,7 +111,7 @@ class Mirrored:
     def __init__(self, root: Path) -> None:
         self.root = Location.parse(str(root))
         log = log_of(root)
-        assert log.commit(GENERATION, written(log, range(5)))
+        assert commit_one(log, GENERATION, written(log, range(5)))
         of_slot = CommitProperties(app_transactions=[Transaction(SLOT, 200), Transaction(f"{SLOT}/owner", 1)])
         write_deltalake(f"{root}/_transactions", pa.table({"commit_lsn": [200]}), commit_properties=of_slot)
 

@@ -15,6 +15,7 @@ import pytest
 from pyarrow import fs
 
 from tests.s3_server import S3Server
+from tests.snapshot_tables import commit_one, output_of
 from tests.unit.initial_copy.test_snapshot_book import BOUNDS, LAYOUT, source_of
 from xidstream.pipeline.errors import StorageFault, Superseded
 from xidstream.pipeline.initial_copy.staged_snapshots import StagedSnapshots
@@ -84,10 +85,10 @@ def objects_below(storage: Storage, key: str) -> list[str]:
 
 def test_what_readers_wrote_is_what_the_function_gets_and_nothing_of_it_stays(storage: Storage) -> None:
     staged = staged_of(storage, LAYOUT)
-    target = staged.target(GENERATION.relation, Lsn(1))
+    target = output_of(staged, GENERATION.relation, Lsn(1))
     files = written(target, 5) + written(target, 3, range_number=1)
     staged.discard(SnapshotOutput(target.table, "another", target.conform))
-    assert not staged.commit(GENERATION, files)
+    assert not commit_one(staged, GENERATION, files)
     given: list[list[int]] = []
 
     def give(batch: Any) -> None:
@@ -98,13 +99,13 @@ def test_what_readers_wrote_is_what_the_function_gets_and_nothing_of_it_stays(st
 
     staged.deliver(cast(Any, None), give, lambda: False)
     assert given == [[0, 1, 2, 3, 4, 0, 1, 2]]
-    assert staged.commit(GENERATION, files)
+    assert commit_one(staged, GENERATION, files)
     assert objects_below(storage, ROWS) == []
 
 
 def test_what_a_failed_attempt_wrote_goes_and_what_another_wrote_stays(storage: Storage) -> None:
     staged = staged_of(storage, LAYOUT)
-    failed, other = (staged.target(GENERATION.relation, Lsn(1)) for _ in range(2))
+    failed, other = (output_of(staged, GENERATION.relation, Lsn(1)) for _ in range(2))
     written(failed, 5)
     written(failed, 5, range_number=1)
     (kept,) = written(other, 1)
@@ -115,7 +116,7 @@ def test_what_a_failed_attempt_wrote_goes_and_what_another_wrote_stays(storage: 
 def test_rows_in_a_store_that_are_gone_or_damaged_are_a_fault_of_the_storage(s3: S3Server) -> None:
     """The supervisor tries again, where what else an executor raises is taken for the function's own."""
     storage = Storage(s3.uri(uuid.uuid4().hex))
-    (file,) = written(staged_of(storage, LAYOUT).target(GENERATION.relation, Lsn(1)), 5)
+    (file,) = written(output_of(staged_of(storage, LAYOUT), GENERATION.relation, Lsn(1)), 5)
     folder = StoredFolder(storage, ROWS)
     with pytest.raises(StorageFault, match=r"cannot read .*gone"):
         read_back(folder, ("gone",))
@@ -158,7 +159,7 @@ def test_what_the_function_was_given_by_a_run_that_lost_the_slot_is_not_recorded
     staged = staged_of(storage, LAYOUT)
     file = WrittenFile("1-x/0.parquet", 4, 1, 1, 1)
     storage.write_bytes(f"{LAYOUT.snapshot_rows_prefix}/{file.path}", b"rows")
-    assert not staged.commit(GENERATION, [file])
+    assert not commit_one(staged, GENERATION, [file])
     given: list[Any] = []
 
     def give(batch: Any) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.snapshot_tables import commit_one, output_of
 from xidstream.pipeline import faultpoints
 from xidstream.pipeline.changelog.generations import generation_at, generations_of
 from xidstream.pipeline.changelog.log_frames import LogFrames
@@ -91,7 +92,7 @@ def log_of(
 def written(
     log: SnapshotLog, ids: range, relation: RelationVersion = RELATION, snapshot_lsn: int = 99
 ) -> list[WrittenFile]:
-    target = log.target(relation, Lsn(snapshot_lsn))
+    target = output_of(log, relation, Lsn(snapshot_lsn))
     files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
     rows = [{"id": i, "_change_type": "snapshot", "_commit_lsn": snapshot_lsn, "_seq": i} for i in ids]
     files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
@@ -107,8 +108,8 @@ def test_a_generation_is_named_and_told_once_however_often_it_is_asked_for(tmp_p
     log = log_of(tmp_path)
     files = written(log, range(5))
     for _ in range(2):
-        assert log.commit(GENERATION, files)
-    assert log_of(tmp_path).commit(GENERATION, None)
+        assert commit_one(log, GENERATION, files)
+    assert log_of(tmp_path).recover(GENERATION)
     assert ids(tmp_path) == [0, 1, 2, 3, 4]
     assert log.lines(True) == [
         GenerationLine('public."a.b"', 16384, 1, 99, 120, GenerationState.FINISHED, True)
@@ -143,14 +144,14 @@ def crash_behind_the_rows() -> Iterator[None]:
 
 def test_rows_that_a_crash_left_without_a_line_get_it_and_others_do_not(tmp_path: Path) -> None:
     log = log_of(tmp_path)
-    assert not log.commit(GENERATION, None), "there is not even a table"
+    assert not log.recover(GENERATION), "there is not even a table"
     files = written(log, range(5))
-    assert not log.commit(GENERATION, None), "no commit names the files"
+    assert not log.recover(GENERATION), "no commit names the files"
     assert log.lines(True) == []
     with crash_behind_the_rows():
-        log_of(tmp_path).commit(GENERATION, files)
+        commit_one(log_of(tmp_path), GENERATION, files)
     assert log.lines(True) == [] and ids(tmp_path) == [0, 1, 2, 3, 4]
-    assert log.commit(GENERATION, None)
+    assert log.recover(GENERATION)
     assert [line.number for line in log.lines(True)] == [1] and ids(tmp_path) == [0, 1, 2, 3, 4]
     told = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table()
     assert told["rows"].to_pylist() == [5], "counted in the table"
@@ -166,9 +167,9 @@ def test_a_snapshot_whose_files_a_vacuum_has_removed_is_not_named(tmp_path: Path
     with pytest.raises(
         SnapshotInterrupted, match=r'public\."a\.b": 1 of 2 files of its snapshot were removed'
     ):
-        log.commit(GENERATION, [*first, *second])
+        commit_one(log, GENERATION, [*first, *second])
     assert ids(tmp_path) == [] and log.lines(True) == []
-    assert log.commit(GENERATION, written(log, range(5))) and ids(tmp_path) == [0, 1, 2, 3, 4]
+    assert commit_one(log, GENERATION, written(log, range(5))) and ids(tmp_path) == [0, 1, 2, 3, 4]
 
 
 def test_a_snapshot_that_is_committed_while_the_sink_writes_a_batch_does_not_have_it_written_again(
@@ -191,7 +192,7 @@ def test_a_snapshot_that_is_committed_while_the_sink_writes_a_batch_does_not_hav
         sink = DeltaTableWriter.open(location, "t")
         assert sink is not None
         sink.commit(rows(lsn), {"7/shop/orders": lsn}, merges=False)
-    assert log.commit(GENERATION, snapshot)
+    assert commit_one(log, GENERATION, snapshot)
     sink.commit(rows(2000), {"7/shop/orders": 2000})
     assert len(ids(tmp_path)) == 5 + SIZE_CLASSES[0].many + 1
 
@@ -199,10 +200,10 @@ def test_a_snapshot_that_is_committed_while_the_sink_writes_a_batch_does_not_hav
 def test_what_a_failed_attempt_wrote_is_removed_unless_the_table_names_it(tmp_path: Path) -> None:
     log, table = log_of(tmp_path), tmp_path / "public.a~2Eb"
     named = written(log, range(5))
-    assert log.commit(GENERATION, named)
+    assert commit_one(log, GENERATION, named)
     left = written(log, range(5, 7))
     targets = [
-        dataclasses.replace(log.target(RELATION, Lsn(99)), directory=os.path.dirname(files[0].path))
+        dataclasses.replace(output_of(log, RELATION, Lsn(99)), directory=os.path.dirname(files[0].path))
         for files in (named, left)
     ]
     for target in targets:
@@ -210,8 +211,10 @@ def test_what_a_failed_attempt_wrote_is_removed_unless_the_table_names_it(tmp_pa
     assert ids(tmp_path) == [0, 1, 2, 3, 4] and not (table / left[0].path).exists()
     with pytest.raises(Superseded):
         log_of(tmp_path, tenure=2).lines(True)
-        log_of(tmp_path, tenure=2).commit(
-            generation_of(2), written(log_of(tmp_path, tenure=2), range(1), snapshot_lsn=100)
+        commit_one(
+            log_of(tmp_path, tenure=2),
+            generation_of(2),
+            written(log_of(tmp_path, tenure=2), range(1), snapshot_lsn=100),
         )
         log.discard(targets[1])
 
@@ -220,7 +223,7 @@ def test_lines_of_an_earlier_version_are_read_and_a_run_adds_the_columns_that_th
     tmp_path: Path,
 ) -> None:
     log, uri = log_of(tmp_path), str(tmp_path / "_snapshots")
-    log.commit(GENERATION, written(log, range(5)))
+    commit_one(log, GENERATION, written(log, range(5)))
     columns = [TableColumn(f.name, f.type, f.name) for f in TRANSACTIONS_SCHEMA]
     DeltaTableWriter.open_or_create(log._tables.location.child("_transactions"), "_transactions", columns)
     log.reach(Lsn(120))
@@ -236,13 +239,13 @@ def test_lines_of_an_earlier_version_are_read_and_a_run_adds_the_columns_that_th
 def test_an_empty_table_has_a_generation_too(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     assert written(log, range(0)) == []
-    assert log.commit(GENERATION, [])
+    assert commit_one(log, GENERATION, [])
     assert [line.state for line in log.lines(True)] == [GenerationState.FINISHED] and ids(tmp_path) == []
 
 
 def test_an_ended_generation_is_told_with_its_reason_and_followed_by_the_next(tmp_path: Path) -> None:
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     (line,) = log.lines(True)
     for _ in range(2):
         log.end(line, "the table was rewritten")
@@ -252,7 +255,7 @@ def test_an_ended_generation_is_told_with_its_reason_and_followed_by_the_next(tm
         ("ended", "the table was rewritten"),
         ("finished", None),
     ]
-    log.commit(generation_of(2), written(log, range(2, 4)))
+    commit_one(log, generation_of(2), written(log, range(2, 4)))
     assert [(each.number, each.state.value, each.is_ours) for each in log.lines(True)] == [
         (1, "ended", False),
         (2, "finished", True),
@@ -263,7 +266,7 @@ def test_a_parked_tables_generation_is_ended_once_and_one_from_behind_the_park_i
     log_of(tmp_path).park([ParkedTable(16384, 'public."a.b"', Lsn(300), Xid(1), "why")])
     log = log_of(tmp_path)
     assert not (tmp_path / "_snapshots").exists(), "a run without snapshots makes no table"
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     log.park([ParkedTable(1, "public.other", Lsn(300), Xid(1), "why")])
     assert [each.state for each in log.lines(True)] == [GenerationState.FINISHED]
     parked = ParkedTable(16384, 'public."a.b"', Lsn(300), Xid(1), "a value that is not valid UTF-8")
@@ -273,7 +276,7 @@ def test_a_parked_tables_generation_is_ended_once_and_one_from_behind_the_park_i
     (reason,) = [row["reason"] for row in rows if row["state"] == "ended"]
     assert reason == "the table was parked at commit LSN 0/12C: a value that is not valid UTF-8"
     log = log_of(tmp_path)
-    log.commit(generation_of(2), written(log, range(2, 4)))
+    commit_one(log, generation_of(2), written(log, range(2, 4)))
     log.park([dataclasses.replace(parked, until_lsn=Lsn(100))])
     assert [(each.number, each.state.value) for each in log.lines(True)] == [(1, "ended"), (2, "finished")]
     log.park([dataclasses.replace(parked, until_lsn=Lsn(105))])
@@ -289,8 +292,8 @@ def test_a_park_ends_every_generation_that_stands_behind_it_and_none_that_a_late
         bounds = dataclasses.replace(
             BOUNDS, snapshot_lsn=Lsn(snapshot_lsn), valid_from=Lsn(snapshot_lsn + 10)
         )
-        log.commit(
-            Generation(RELATION, number, bounds), written(log, range(number), snapshot_lsn=snapshot_lsn)
+        commit_one(
+            log, Generation(RELATION, number, bounds), written(log, range(number), snapshot_lsn=snapshot_lsn)
         )
     before = DeltaTable(str(tmp_path / "_snapshots")).version()
     parked = ParkedTable(16384, 'public."a.b"', Lsn(200), Xid(1), "why")
@@ -308,7 +311,7 @@ def test_a_park_ends_every_generation_that_stands_behind_it_and_none_that_a_late
     assert [stands(lsn) for lsn in (50, 59, 60, 199, 200, 1009, 1010)] == [1, 1] + [None] * 5
     bounds = dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(1500), valid_from=Lsn(1510))
     log = log_of(tmp_path)
-    log.commit(Generation(RELATION, 4, bounds), written(log, range(4), snapshot_lsn=1500))
+    commit_one(log, Generation(RELATION, 4, bounds), written(log, range(4), snapshot_lsn=1500))
     log.park([dataclasses.replace(parked, until_lsn=Lsn(1400))])
     assert [stands(lsn) for lsn in (59, 60, 1509, 1510)] == [1, None, None, 4]
 
@@ -316,9 +319,9 @@ def test_a_park_ends_every_generation_that_stands_behind_it_and_none_that_a_late
 def test_a_park_ends_the_former_generation_too_where_the_newest_has_ended_already(tmp_path: Path) -> None:
     """A look at the catalog, or at the record, came first."""
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     later = dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(1000), valid_from=Lsn(1010))
-    log.commit(Generation(RELATION, 2, later), written(log, range(2), snapshot_lsn=1000))
+    commit_one(log, Generation(RELATION, 2, later), written(log, range(2), snapshot_lsn=1000))
     log.end(log.lines(True)[1], "the table was rewritten")
     for _ in range(2):
         log.park([ParkedTable(16384, 'public."a.b"', Lsn(200), Xid(1), "why")])
@@ -334,7 +337,7 @@ def test_the_sink_ends_a_parked_tables_generation_before_transactions_says_that_
 ) -> None:
     """Whoever reads in between would take what is there for the whole table."""
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     sink = DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders"))
     sink.claim(Tenure(2, "epoch", 1, {}, Lsn(10**9)))
     sink._threads = ThreadPoolExecutor(1)
@@ -370,7 +373,7 @@ def test_a_snapshot_that_is_committed_behind_its_tables_park_ends_in_the_same_co
     log.lines(True)
     before = DeltaTable(str(tmp_path / "_snapshots")).version()
     for _ in range(2):
-        assert sink.snapshot_log().commit(GENERATION, files)
+        assert commit_one(sink.snapshot_log(), GENERATION, files)
     table = DeltaTable(str(tmp_path / "_snapshots"))
     assert table.version() == before + 1
     rows = table.to_pyarrow_table().to_pylist()
@@ -378,7 +381,7 @@ def test_a_snapshot_that_is_committed_behind_its_tables_park_ends_in_the_same_co
         ("ended", "the table was parked at commit LSN 0/5A: why"),
         ("finished", None),
     ]
-    assert sink.snapshot_log().commit(Generation(other, 1, BOUNDS), others)
+    assert commit_one(sink.snapshot_log(), Generation(other, 1, BOUNDS), others)
     states = {line.table: line.state.value for line in log.lines(True)}
     assert states == {'public."a.b"': "ended", "public.other": "finished"}
     # In the next epoch it is resumed.
@@ -386,7 +389,7 @@ def test_a_snapshot_that_is_committed_behind_its_tables_park_ends_in_the_same_co
     resumed = dataclasses.replace(parked, until_lsn=Lsn(100))
     sink.write(SinkBatch(dataclasses.replace(content, parked=(resumed,)), *[nothing] * 5))
     log = sink.snapshot_log()
-    assert log.commit(generation_of(2), written(log, range(2), snapshot_lsn=100))
+    assert commit_one(log, generation_of(2), written(log, range(2), snapshot_lsn=100))
     assert [line.state.value for line in log.lines(True) if line.relid == 16384] == ["ended", "finished"]
     sink.close()
 
@@ -408,7 +411,7 @@ def ended_rows(root: Path) -> list[tuple[int, int]]:
 def test_ddl_in_the_stream_ends_a_generation_once_and_one_from_behind_it_not(tmp_path: Path) -> None:
     DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     assert log.prove(Lsn(130)).ended == ()
     log.note_ddl([unlogged(140, relid=5), Ddl(Lsn(150), "ALTER TABLE", (AlteredTable(16384),), 7)])
     assert [each.state for each in log.lines(True)] == [GenerationState.FINISHED], (
@@ -418,12 +421,12 @@ def test_ddl_in_the_stream_ends_a_generation_once_and_one_from_behind_it_not(tmp
         log.note_ddl([unlogged(160), unlogged(170)])
     ((line, reason),) = log.prove(Lsn(135)).ended
     assert line.number == 1 and "UNLOGGED" in reason and ended_rows(tmp_path) == [(1, 130)]
-    log.commit(generation_of(2), written(log, range(2, 4), snapshot_lsn=100))
+    commit_one(log, generation_of(2), written(log, range(2, 4), snapshot_lsn=100))
     assert [each.state.value for each in log.lines(True)] == ["ended", "ended"], "taken before the DDL came"
     later = dataclasses.replace(
         generation_of(3), bounds=dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(180), valid_from=Lsn(181))
     )
-    log.commit(later, written(log, range(2, 4), snapshot_lsn=180))
+    commit_one(log, later, written(log, range(2, 4), snapshot_lsn=180))
     log.note_ddl([unlogged(170)])
     assert [each.state.value for each in log.lines(True)] == ["ended", "ended", "finished"]
 
@@ -431,7 +434,7 @@ def test_ddl_in_the_stream_ends_a_generation_once_and_one_from_behind_it_not(tmp
 def test_a_generation_stands_up_to_the_ddl_that_ended_it_where_nothing_was_missed(tmp_path: Path) -> None:
     DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     log.prove(Lsn(130))
     log.note_ddl([Ddl(Lsn(150), "ALTER TYPE", (), 7), unlogged(160)])
     ((line, _),) = log.prove(Lsn(131)).ended
@@ -440,11 +443,11 @@ def test_a_generation_stands_up_to_the_ddl_that_ended_it_where_nothing_was_misse
     for _ in range(2):
         log.extend(line, Witnessed(7, Lsn(120)))
         assert ended_rows(tmp_path) == [(1, 149)]
-    log.commit(generation_of(2), written(log, range(2, 4), snapshot_lsn=100))
+    commit_one(log, generation_of(2), written(log, range(2, 4), snapshot_lsn=100))
     # Found by a look at the catalog.
     log = log_of(tmp_path)
     bounds = dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(200), valid_from=Lsn(201))
-    log.commit(Generation(RELATION, 3, bounds), written(log, range(2, 4), snapshot_lsn=200))
+    commit_one(log, Generation(RELATION, 3, bounds), written(log, range(2, 4), snapshot_lsn=200))
     log.prove(Lsn(230))
     log.note_ddl([Ddl(Lsn(250), "ALTER TYPE", (), 7)])
     log.end(log.lines(True)[-1], "the type of column name was altered", Witnessed(7, Lsn(120)))
@@ -454,7 +457,7 @@ def test_a_generation_stands_up_to_the_ddl_that_ended_it_where_nothing_was_misse
 def test_what_is_told_already_is_not_told_again_and_a_proof_never_falls(tmp_path: Path) -> None:
     DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     log.prove(Lsn(130))
     log.note_ddl([unlogged(160)])
     ((line, _),) = log.prove(Lsn(131)).ended
@@ -475,7 +478,7 @@ def test_what_is_told_already_is_not_told_again_and_a_proof_never_falls(tmp_path
 def test_a_table_that_is_parked_does_not_stand_up_to_its_next_ddl(tmp_path: Path) -> None:
     DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     (line,) = log.lines(True)
     log.prove(Lsn(130))
     log.park([ParkedTable(16384, 'public."a.b"', Lsn(140), Xid(1), "why")])
@@ -489,7 +492,7 @@ def test_the_sink_ends_by_ddl_before_transactions_says_that_all_is_whole_and_kee
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     sink = DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders"))
     sink.claim(Tenure(2, "epoch", 1, {}, Lsn(10**9)))
     sink._threads = ThreadPoolExecutor(1)
@@ -593,16 +596,16 @@ def test_a_run_that_was_followed_by_another_adds_no_batch_after_a_proof_of_its_o
 
 def test_another_slots_generation_of_the_same_table_is_not_ours(tmp_path: Path) -> None:
     theirs = log_of(tmp_path, slot="other")
-    theirs.commit(GENERATION, written(theirs, range(2)))
+    commit_one(theirs, GENERATION, written(theirs, range(2)))
     assert [line.is_ours for line in log_of(tmp_path).lines(True)] == [False]
 
 
 def test_a_run_that_was_taken_over_completes_no_snapshot(tmp_path: Path) -> None:
     before, after = log_of(tmp_path, tenure=1), log_of(tmp_path, tenure=2)
     files = written(before, range(5))
-    after.commit(generation_of(1), written(after, range(10, 12)))
+    commit_one(after, generation_of(1), written(after, range(10, 12)))
     with pytest.raises(Superseded):
-        before.commit(generation_of(2), files)
+        commit_one(before, generation_of(2), files)
     assert ids(tmp_path) == [10, 11]
 
 
@@ -621,13 +624,13 @@ def test_lines_are_added_to_what_the_last_one_left_open_and_no_line_of_others_is
         return before(self, key, label)
 
     log, other = log_of(tmp_path), log_of(tmp_path, slot="others")
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     monkeypatch.setattr(DeltaTables, "open", spied)
     for number in range(3):
-        log.commit(Generation(numbered(number), 1, BOUNDS), written(log, range(2), numbered(number)))
+        commit_one(log, Generation(numbered(number), 1, BOUNDS), written(log, range(2), numbered(number)))
     assert "_snapshots" not in opened
-    other.commit(Generation(numbered(9), 1, BOUNDS), written(other, range(2), numbered(9)))
-    log.commit(Generation(numbered(3), 1, BOUNDS), written(log, range(2), numbered(3)))
+    commit_one(other, Generation(numbered(9), 1, BOUNDS), written(other, range(2), numbered(9)))
+    commit_one(log, Generation(numbered(3), 1, BOUNDS), written(log, range(2), numbered(3)))
     lines = [line.table for line in log_of(tmp_path).lines(False)]
     assert lines == ['public."a.b"', "public.t0", "public.t1", "public.t2", "public.t3", "public.t9"]
 
@@ -649,10 +652,10 @@ def test_the_lines_of_tables_that_are_taken_together_are_one_commit_and_are_told
     group = group_of(log, 9)
     before = DeltaTable(str(tmp_path / "_snapshots")).version()
     for _ in range(2):
-        assert log.commit_together(group) == [True] * 9
+        assert log.commit(group) == [True] * 9
     assert DeltaTable(str(tmp_path / "_snapshots")).version() == before + 1
     assert told_rows(tmp_path) == {f"public.t{n}": n for n in range(1, 10)}
-    assert all(log_of(tmp_path).commit(generation, None) for generation, _ in group), "each by itself, too"
+    assert all(log_of(tmp_path).recover(generation) for generation, _ in group), "each by itself, too"
     assert len(DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table()) == 9
 
 
@@ -662,7 +665,7 @@ def test_of_tables_that_are_taken_together_one_that_cannot_be_named_costs_the_ot
     log = log_of(tmp_path)
     group = group_of(log, 3)
     (tmp_path / "public.t2" / group[1][1][0].path).unlink()
-    first, second, third = log.commit_together(group)
+    first, second, third = log.commit(group)
     assert (first, third) == (True, True) and isinstance(second, SnapshotInterrupted)
     assert told_rows(tmp_path) == {"public.t1": 1, "public.t3": 3}
 
@@ -678,10 +681,10 @@ def test_a_crash_between_the_rows_of_a_group_and_its_lines_leaves_what_the_next_
 
     with pytest.MonkeyPatch.context() as armed, pytest.raises(ComponentLost):
         armed.setattr(log._lines, "add", dies)
-        log.commit_together(group)
+        log.commit(group)
     assert log.lines(True) == []
     later = log_of(tmp_path, tenure=2)
-    assert [later.commit(generation, None) for generation, _ in group] == [True] * 3
+    assert [later.recover(generation) for generation, _ in group] == [True] * 3
     assert told_rows(tmp_path) == {"public.t1": 1, "public.t2": 2, "public.t3": 3}
 
 
@@ -697,14 +700,14 @@ def test_two_groups_at_the_same_time_are_taken_into_iceberg_tables_once_each(tmp
         relations = [numbered(n) for n in range(first, first + 6)]
         group = []
         for relation, target in zip(
-            relations, log.targets([(each, Lsn(99)) for each in relations]), strict=True
+            relations, log.outputs([(each, Lsn(99)) for each in relations]), strict=True
         ):
             assert isinstance(target, SnapshotOutput)
             files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
             rows = [{"id": 1, "_change_type": "snapshot", "_commit_lsn": 99, "_seq": 0}]
             files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=contract_schema(relation))))
             group.append((Generation(relation, 1, BOUNDS), files.close()))
-        return [*log.commit_together(group), *log.commit_together(group)]
+        return [*log.commit(group), *log.commit(group)]
 
     with ThreadPoolExecutor(2) as threads:
         assert [*threads.map(taken, (1, 11))] == [[True] * 12] * 2
@@ -719,7 +722,7 @@ def test_a_table_of_a_group_that_was_altered_meanwhile_ends_with_its_line_and_th
     DeltaSink(str(tmp_path), SlotIdentity(7, "shop", "orders")).claim(Tenure(1, "epoch", 1, {}, Lsn(10**9)))
     group = group_of(log, 3)
     log.note_ddl([unlogged(140, relid=numbered(2).relid)])
-    assert log.commit_together(group) == [True] * 3
+    assert log.commit(group) == [True] * 3
     states = {line.table: line.state.value for line in log.lines(True)}
     assert states == {"public.t1": "finished", "public.t2": "ended", "public.t3": "finished"}
     assert [line.table for line, _ in log.prove(Lsn(130)).ended] == ["public.t2"]
@@ -727,17 +730,17 @@ def test_a_table_of_a_group_that_was_altered_meanwhile_ends_with_its_line_and_th
 
 def test_a_table_that_a_snapshot_makes_is_the_runs_from_its_first_version_on(tmp_path: Path) -> None:
     log = log_of(tmp_path, tenure=3)
-    log.target(RELATION, Lsn(99))
+    output_of(log, RELATION, Lsn(99))
     table = DeltaTable(str(tmp_path / "public.a~2Eb"))
     assert table.version() == 0 and table.transaction_version("7/shop/orders/owner") == 3
     with pytest.raises(Superseded):
-        log_of(tmp_path, tenure=2).target(RELATION, Lsn(99))
+        output_of(log_of(tmp_path, tenure=2), RELATION, Lsn(99))
 
 
 def test_a_table_that_cannot_be_made_says_why_and_the_others_of_its_group_are_there(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     (tmp_path / "public.t2").write_text("no folder")
-    first, second, third = log.targets([(numbered(n), Lsn(99)) for n in (1, 2, 3)])
+    first, second, third = log.outputs([(numbered(n), Lsn(99)) for n in (1, 2, 3)])
     assert isinstance(second, XidstreamError)
     assert [each.key for each in (first, third) if isinstance(each, SnapshotOutput)] == [
         "public.t1",
@@ -747,21 +750,21 @@ def test_a_table_that_cannot_be_made_says_why_and_the_others_of_its_group_are_th
 
 def test_a_run_that_was_taken_over_adds_no_line_to_what_it_had_open(tmp_path: Path) -> None:
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     files = written(log, range(2), numbered(1))
     log_of(tmp_path, tenure=2).lines(True)
     with pytest.raises(Superseded):
-        log.commit(Generation(numbered(1), 1, BOUNDS), files)
+        commit_one(log, Generation(numbered(1), 1, BOUNDS), files)
     assert [line.table for line in log_of(tmp_path, tenure=2).lines(False)] == ['public."a.b"']
 
 
 def test_a_wider_table_takes_the_snapshot_and_a_wider_snapshot_widens_the_table(tmp_path: Path) -> None:
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(2)))
+    commit_one(log, GENERATION, written(log, range(2)))
     wider = dataclasses.replace(RELATION, columns=(*RELATION.columns, Column("more", 23, -1, False)))
-    log.commit(generation_of(2), written(log, range(2, 4), wider))
+    commit_one(log, generation_of(2), written(log, range(2, 4), wider))
     narrower = dataclasses.replace(RELATION, columns=RELATION.columns[:1])
-    log.commit(generation_of(3), written(log, range(4, 6), narrower))
+    commit_one(log, generation_of(3), written(log, range(4, 6), narrower))
     table = DeltaTable(str(tmp_path / "public.a~2Eb")).to_pyarrow_table()
     assert table.column_names[-1] == "more" and ids(tmp_path) == list(range(6))
 
@@ -774,7 +777,7 @@ def test_commits_of_several_tables_beside_each_other_all_get_through(tmp_path: P
             log = log_of(tmp_path)
             relation = dataclasses.replace(RELATION, relid=number, table=f"t{number}")
             files = written(log, range(3), relation)
-            log.commit(Generation(relation, 1, BOUNDS), files)
+            commit_one(log, Generation(relation, 1, BOUNDS), files)
         except BaseException as error:
             failures.append(error)
 
@@ -790,7 +793,7 @@ def test_commits_of_several_tables_beside_each_other_all_get_through(tmp_path: P
 
 def test_credentials_in_storage_options_are_not_sent_to_readers(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="credentials"):
-        log_of(tmp_path, AWS_SECRET_ACCESS_KEY="x").target(RELATION, Lsn(99))
+        output_of(log_of(tmp_path, AWS_SECRET_ACCESS_KEY="x"), RELATION, Lsn(99))
 
 
 def test_what_a_run_that_was_taken_over_named_is_not_taken_for_another_snapshot(tmp_path: Path) -> None:
@@ -800,20 +803,20 @@ def test_what_a_run_that_was_taken_over_named_is_not_taken_for_another_snapshot(
     later = Generation(RELATION, 1, dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(110)))
     files = written(ours, range(10, 12), snapshot_lsn=110)
     with pytest.raises(Superseded):
-        ghost.commit(GENERATION, theirs)
-    assert ours.commit(later, files) and ids(tmp_path) == [10, 11]
+        commit_one(ghost, GENERATION, theirs)
+    assert commit_one(ours, later, files) and ids(tmp_path) == [10, 11]
 
 
 def test_rows_of_a_place_that_no_line_names_are_followed_by_the_next_snapshot(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     files = written(log, range(3))
     with crash_behind_the_rows():
-        log_of(tmp_path).commit(GENERATION, files)
+        commit_one(log_of(tmp_path), GENERATION, files)
     later = Generation(RELATION, 1, dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(110)))
-    assert not log.commit(later, None), "those are another snapshot's"
-    assert log.commit(later, written(log, range(10, 12), snapshot_lsn=110))
+    assert not log.recover(later), "those are another snapshot's"
+    assert commit_one(log, later, written(log, range(10, 12), snapshot_lsn=110))
     assert [(line.number, line.snapshot_lsn) for line in log.lines(True)] == [(1, 110)]
-    assert not log.commit(GENERATION, None), "the later one's rows are not the earlier one's"
+    assert not log.recover(GENERATION), "the later one's rows are not the earlier one's"
 
 
 def test_the_version_of_a_snapshot_is_recorded_from_its_place_on_and_leaves_the_streams_properties(
@@ -843,7 +846,7 @@ def test_a_run_that_wants_no_snapshot_makes_no_table_and_one_that_does_is_not_to
     assert run.lines(True) == [] and (tmp_path / "_snapshots").exists()
     crashed = log_of(tmp_path, tenure=1)
     with pytest.raises(Superseded):
-        crashed.commit(GENERATION, files)
+        commit_one(crashed, GENERATION, files)
     assert run.lines(False) == []
 
 
@@ -877,7 +880,7 @@ def test_a_snapshot_that_has_what_a_promoted_standby_lacks_ends_the_run(tmp_path
     """The stream was behind the place where the timelines part, and so nothing else told it."""
     log = log_of(tmp_path, wal_end=100)
     log.lines(True)
-    assert log.commit(GENERATION, written(log, range(5)))
+    assert commit_one(log, GENERATION, written(log, range(5)))
     lines = log.lines(True)
     for promoted in (
         {"timeline": 2, "history": {1: Lsn(112)}, "wal_end": 400},
@@ -889,14 +892,14 @@ def test_a_snapshot_that_has_what_a_promoted_standby_lacks_ends_the_run(tmp_path
             late.lines(True)
     late = log_of(tmp_path, 2, timeline=2, history={1: Lsn(96)}, wal_end=400)
     with pytest.raises(SinkDiverged, match=r'public\."a\.b"'):
-        late.target(RELATION, Lsn(100))
+        output_of(late, RELATION, Lsn(100))
     assert log_of(tmp_path, 2, timeline=2, history={1: Lsn(120)}, wal_end=400).lines(True) == lines
 
 
 def test_a_snapshot_of_another_history_that_stands_no_more_ends_no_run(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     log.lines(True)
-    assert log.commit(GENERATION, written(log, range(5)))
+    assert commit_one(log, GENERATION, written(log, range(5)))
     (line,) = log.lines(True)
     log.end(line, "somebody said so")
     late = log_of(tmp_path, 2, timeline=2, history={1: Lsn(112)}, wal_end=400)
@@ -906,9 +909,9 @@ def test_a_snapshot_of_another_history_that_stands_no_more_ends_no_run(tmp_path:
 def test_a_snapshot_at_a_lower_place_than_the_last_one_is_refused(tmp_path: Path) -> None:
     """It was asked for again and again, without a word."""
     log = log_of(tmp_path)
-    assert log.commit(generation_of(5), written(log, range(5), snapshot_lsn=103))
+    assert commit_one(log, generation_of(5), written(log, range(5), snapshot_lsn=103))
     with pytest.raises(SinkDiverged, match="a later one"):
-        log.commit(generation_of(-3), written(log, range(5), snapshot_lsn=95))
+        commit_one(log, generation_of(-3), written(log, range(5), snapshot_lsn=95))
 
 
 # -- erasures beside it -----------------------------------------------------------------------------------
@@ -924,12 +927,12 @@ def test_a_snapshot_that_was_read_while_keys_were_erased_is_taken_again(tmp_path
     files = written(log, range(5))
     erase(tmp_path, "id = 2", 150)
     with pytest.raises(SnapshotInterrupted, match="erased"):
-        log.commit(GENERATION, files)
+        commit_one(log, GENERATION, files)
     assert ids(tmp_path) == [] and log.lines(True) == []
     later = dataclasses.replace(
         GENERATION, bounds=dataclasses.replace(BOUNDS, snapshot_lsn=Lsn(151), valid_from=Lsn(200))
     )
-    assert log.commit(later, written(log, range(5), snapshot_lsn=151))
+    assert commit_one(log, later, written(log, range(5), snapshot_lsn=151))
     assert ids(tmp_path) == [0, 1, 2, 3, 4]
 
 
@@ -941,7 +944,7 @@ def test_the_rows_that_an_erasure_took_between_a_snapshot_and_its_line_are_not_m
     assert writer is not None and files_root.is_local
     writer.commit(files, {"7/shop/orders/snapshot": 99}, marks={"7/shop/orders/owner": 1}, merges=False)
     erase(tmp_path, "id in (1, 2)", 150)
-    assert log.commit(GENERATION, None)
+    assert log.recover(GENERATION)
     (line,) = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
     assert line["rows"] == 5 and ids(tmp_path) == [0, 3, 4]
 
@@ -959,7 +962,7 @@ def test_columns_that_no_row_has_brought_are_the_logs_from_where_a_look_has_foun
 ) -> None:
     transactions_of(tmp_path)
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(3)))
+    commit_one(log, GENERATION, written(log, range(3)))
     log.reach(Lsn(120))
     log.prove(Lsn(130))
     for _ in range(2):
@@ -978,7 +981,7 @@ def test_columns_that_no_row_has_brought_are_the_logs_from_where_a_look_has_foun
 def test_where_the_ddl_is_known_columns_are_the_logs_from_there_on(tmp_path: Path) -> None:
     transactions_of(tmp_path)
     log = log_of(tmp_path)
-    log.commit(GENERATION, written(log, range(3)))
+    commit_one(log, GENERATION, written(log, range(3)))
     log.prove(Lsn(130))
     log.note_ddl([Ddl(Lsn(lsn), "ALTER TABLE", (AlteredTable(16384),), 7) for lsn in (150, 170)])
     log.lay_out([(GROWN, Lsn(160))], Witnessed(7, Lsn(125)))

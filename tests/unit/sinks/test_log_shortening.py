@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from tests.snapshot_tables import commit_one, output_of
 from tests.unit.delta.test_small_files import s3  # noqa: F401 - a fixture
 from tests.unit.log_tables.test_snapshot_log import crash_behind_the_rows
 from tests.unit.mirror.bases import PlainMirror
@@ -156,14 +157,14 @@ class Root:
     def snapshot(self, number: int, valid_from: int, contained_upto: int, values: dict[int, int]) -> None:
         generation = self.generation(number, valid_from, contained_upto)
         snapshot_lsn = int(generation.bounds.snapshot_lsn)
-        target = self.snapshots.target(RELATION, Lsn(snapshot_lsn))
+        target = output_of(self.snapshots, RELATION, Lsn(snapshot_lsn))
         files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
         rows = [
             {"id": i, "v": v, "_change_type": "snapshot", "_commit_lsn": snapshot_lsn, "_seq": i}
             for i, v in values.items()
         ]
         files.write(target.conform(pa.RecordBatch.from_pylist(rows, schema=SCHEMA)))
-        assert self.snapshots.commit(generation, files.close())
+        assert commit_one(self.snapshots, generation, files.close())
 
     def prove(self, lsn: int) -> None:
         self.snapshots.prove(Lsn(lsn))
@@ -581,7 +582,7 @@ def test_a_table_waits_while_its_snapshot_is_taken_and_one_that_began_before_the
     made = long_log(root)
     made.prove(10_000)
     generation = made.generation(3, 9_051, 5_000)
-    target = made.snapshots.target(RELATION, Lsn(9_050))
+    target = output_of(made.snapshots, RELATION, Lsn(9_050))
     files = ParquetFiles(target.table, target.directory, target.conform.schema, "_commit_lsn")
     row = {"id": 1, "v": 1, "_change_type": "snapshot", "_commit_lsn": 9_050, "_seq": 1}
     files.write(target.conform(pa.RecordBatch.from_pylist([row], schema=SCHEMA)))
@@ -591,11 +592,11 @@ def test_a_table_waits_while_its_snapshot_is_taken_and_one_that_began_before_the
     Root(root).shorten("30h")
     assert made.log.cut_lsn(TABLE) == 5040
     with pytest.raises(SnapshotInterrupted, match="shortened up to 0/13B0"):
-        made.snapshots.commit(generation, files.close())
+        commit_one(made.snapshots, generation, files.close())
     assert made.state(10_000) == truth(10_000)
     # One that waited for the table's writers needs nothing of what was cut.
     waited = dataclasses.replace(generation.bounds, writers_upto=generation.bounds.snapshot_lsn)
-    assert made.snapshots.commit(dataclasses.replace(generation, bounds=waited), files.close())
+    assert commit_one(made.snapshots, dataclasses.replace(generation, bounds=waited), files.close())
     assert made.log.generations()[TABLE][-1].bounds.contained_upto == 9_050
 
 
@@ -606,7 +607,7 @@ def test_rows_of_a_snapshot_that_a_crash_left_without_a_line_hold_the_cut(root: 
     after = Root(root)
     after.shorten("5h")
     assert after.log.cut_lsn(TABLE) == 0
-    assert after.snapshots.commit(after.generation(3, 9_051, 9_040), None)
+    assert after.snapshots.recover(after.generation(3, 9_051, 9_040))
     after.shorten("5h")
     assert after.log.cut_lsn(TABLE) == 9_040 and after.state(9_500) == truth(9_500)
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from tests.snapshot_tables import commit_one, output_of
 from xidstream.pipeline.errors import SinkDiverged
 from xidstream.pipeline.exchange import Batch, MemoryPart, Sealed, SlotIdentity, Tenure
 from xidstream.pipeline.initial_copy.snapshot_lines import SnapshotLines
@@ -153,8 +154,8 @@ def test_a_transaction_that_was_given_up_ends_the_generations_of_its_tables_befo
     bounds = SnapshotBounds(Lsn(102), Lsn(111), 700, 700, (), 0)
     log = sink.snapshot_log()
     for relation in (PARKED_RELATION, other):
-        log.target(relation, bounds.snapshot_lsn)
-        assert log.commit(Generation(relation, 1, bounds), [])
+        output_of(log, relation, bounds.snapshot_lsn)
+        assert commit_one(log, Generation(relation, 1, bounds), [])
     log.prove(Lsn(260))
     met = dataclasses.replace(
         unit(other, (250, True)), skipped=(SkippedTransaction(Xid(9), Lsn(240), relids),)
@@ -182,8 +183,8 @@ def test_a_transaction_that_was_given_up_ends_the_generations_of_its_tables_befo
             number,
             dataclasses.replace(bounds, snapshot_lsn=Lsn(snapshot_lsn), valid_from=Lsn(310)),
         )
-        log.target(PARKED_RELATION, later.bounds.snapshot_lsn)
-        assert log.commit(later, [])
+        output_of(log, PARKED_RELATION, later.bounds.snapshot_lsn)
+        assert commit_one(log, later, [])
     found = {line.number: line.state for line in log.lines(True) if line.table == "public.p"}
     assert found[2] is GenerationState.ENDED and found[3] is GenerationState.FINISHED
     sink.close()
@@ -197,12 +198,12 @@ def test_a_snapshot_that_is_committed_after_a_new_claim_ends_for_a_park_that_the
     first = sink_of(tmp_path, 1)
     bounds = SnapshotBounds(Lsn(102), Lsn(111), 700, 700, (), 0)
     generation = Generation(PARKED_RELATION, 1, bounds)
-    first.snapshot_log().target(PARKED_RELATION, bounds.snapshot_lsn)
+    output_of(first.snapshot_log(), PARKED_RELATION, bounds.snapshot_lsn)
     if was_told:
-        assert first.snapshot_log().commit(generation, [])
+        assert commit_one(first.snapshot_log(), generation, [])
     first.close()
     second = sink_of(tmp_path, 2, PARKED)
-    assert second.snapshot_log().commit(generation, [])
+    assert commit_one(second.snapshot_log(), generation, [])
     second.close()
     rows = DeltaTable(str(tmp_path / "_snapshots")).to_pyarrow_table().to_pylist()
     assert sorted((row["state"], row["reason"]) for row in rows) == [
