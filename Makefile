@@ -155,6 +155,7 @@ lint: setup ## Check style, types, and the layers of imports
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m mypy -m tests.spark.sink_contract.null_sink  # whether a sink of somebody else's would fit
 	cd build/names && $(abspath $(VENV))/bin/lint-imports --config ../../pyproject.toml --cache-dir ../../.import_linter_cache
 
 format: setup ## Format the code as lint asks

@@ -1,4 +1,4 @@
-"""A sink in a hundred lines, shaped as Iceberg's tables are: data files, and numbered metadata that names all of them.
+"""A sink in one file, shaped as Iceberg's tables are: data files, and numbered metadata that names all of them.
 
 ``metadata/N.json`` says what all tables are after commit N. A commit writes its data files, then N+1, which nobody else
 may have written. So all tables of a batch change at once, with the watermark and the owner in the same object.
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xidstream.pipeline.errors import StorageFault, Superseded, Unsupported, UsageError
+from xidstream.pipeline.errors import StorageFault, Superseded, Unsupported, UsageError, XidstreamError
 from xidstream.pipeline.exchange import AT_ONCE, Pace, SlotIdentity, Tenure
 from xidstream.pipeline.faultpoints import reach
 from xidstream.pipeline.findings import Finding
@@ -27,7 +27,13 @@ from xidstream.pipeline.log_tables.batch_parts import TableName, TableParts
 from xidstream.pipeline.log_tables.columns import Conform, map_columns
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.log_tables.parquet_files import WrittenFile
-from xidstream.pipeline.log_tables.snapshot_tables import Carrying, GenerationLine, Proven, SnapshotOutput
+from xidstream.pipeline.log_tables.snapshot_tables import (
+    Carrying,
+    GenerationLine,
+    Proven,
+    SnapshotOutput,
+    SnapshotTables,
+)
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema import RelationVersion
 from xidstream.pipeline.schema.rows import contract_schema
@@ -140,7 +146,7 @@ class NullSink:
     def log_part(self) -> None:
         """Nothing is removed from it."""
 
-    def snapshot_log(self) -> NullTables:
+    def snapshot_log(self) -> SnapshotTables:
         return NullTables(self, self._root)
 
     def write_snapshot(self, batch: SnapshotBatch) -> None:
@@ -168,21 +174,31 @@ class NullTables:
         found = [GenerationLine(**{**line, "state": GenerationState(line["state"])}) for line in lines]
         return sorted(found, key=lambda line: (line.table, line.number))
 
-    def target(self, relation: RelationVersion, snapshot_lsn: Lsn) -> SnapshotOutput:
+    def outputs(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
+        return [self._output(relation) for relation, _ in wanted]
+
+    def _output(self, relation: RelationVersion) -> SnapshotOutput:
         mapping = map_columns((), contract_schema(relation))
         conform = Conform.of(mapping.columns, mapping.names)
         return SnapshotOutput(Location.parse(str(self._root)), uuid.uuid4().hex, conform)
 
-    def carry(self, carrying: Carrying, target: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
+    def carry(self, carrying: Carrying, output: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         raise Unsupported("nobody reads states of it")
 
-    def commit(self, generation: Generation, files: Sequence[WrittenFile] | None) -> bool:
-        if any(
+    def commit(
+        self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
+    ) -> list[bool | XidstreamError]:
+        for generation, files in taken:
+            if not self.recover(generation):
+                self._add(generation, files)
+        return [True] * len(taken)
+
+    def recover(self, generation: Generation) -> bool:
+        return any(
             (line.table, line.number) == (generation.name, generation.number) for line in self.lines(True)
-        ):
-            return True
-        if files is None:
-            return False
+        )
+
+    def _add(self, generation: Generation, files: Sequence[WrittenFile]) -> None:
         bounds = generation.bounds
         line = {"table": generation.name, "relid": generation.relid, "number": generation.number}
         line |= {"snapshot_lsn": int(bounds.snapshot_lsn), "valid_from": int(bounds.valid_from)}
@@ -193,10 +209,10 @@ class NullTables:
             state["lines"].append(line)
 
         self._sink.commit(add)
-        return True
 
-    def discard(self, target: SnapshotOutput) -> None:
-        remove(target.table, target.directory)
+    def discard(self, output: SnapshotOutput) -> None:
+        assert isinstance(output.table, Location), "what outputs() named"
+        remove(output.table, output.directory)
 
     def end(self, line: GenerationLine, reason: str, witnessed: Witnessed | None = None) -> None:
         def end(state: dict[str, Any]) -> None:
@@ -205,6 +221,11 @@ class NullTables:
                     each["state"] = GenerationState.ENDED.value
 
         self._sink.commit(end)
+
+    def lay_out(
+        self, found: Sequence[tuple[RelationVersion, Lsn]], witnessed: Witnessed | None = None
+    ) -> None:
+        """Nobody reads states of it yet."""
 
     def reach(self, lsn: Lsn) -> None:
         self._sink.commit(lambda state: state.update(lsn=max(state["lsn"], lsn)))

@@ -233,6 +233,22 @@ def test_the_rows_from_before_are_in_the_sink_once_by_the_way_that_its_kind_name
     assert tried.rows("public.a") == sorted([*SNAPSHOT, *wanted("public.a", TRANSACTIONS[3:])])
 
 
+def test_the_rows_from_before_of_two_tables_are_taken_in_one_call_once_each(
+    tried: Tried, kind: sink_kinds.SinkKind, make_batch: Any
+) -> None:
+    if kind.snapshots is not Snapshots.BESIDE:
+        pytest.skip("a function is given one table after the other")
+    sink = tried.next_run()
+    sink.write(make_batch(*TRANSACTIONS[3:]))
+    tables = sink.snapshot_log()
+    both = [(Generation(each, 1, BOUNDS), written(tables, each, 1, 2)) for each in (A, B)]
+    assert tables.commit(both[1:]) == [True]
+    assert tables.commit(both) == [True, True]
+    assert [(line.table, line.number) for line in tables.lines(True)] == [("public.a", 1), ("public.b", 1)]
+    for table in ("public.a", "public.b"):
+        assert tried.rows(table) == sorted([*SNAPSHOT, *wanted(table, TRANSACTIONS[3:])])
+
+
 def test_what_a_snapshot_contains_is_left_out_for_whoever_got_it_first_and_a_log_keeps_all(
     tried: Tried, kind: sink_kinds.SinkKind, make_batch: Any
 ) -> None:
