@@ -109,8 +109,8 @@ test-slow: setup ## Run what `make test` leaves out and CI runs: long tests, oth
 test-nightly: setup ## Run what CI leaves out, too: gigabytes (in some 12 GB of memory), each variant of lost links and storages
 	@$(PY) -m pytest -m "nightly and not cluster" -n $(NIGHTLY_JOBS) --dist loadscope --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-spark4: $(SPARK4_STAMP) ## Run the tests of what touches Spark on Spark 4, in an environment of its own
-	@$(SPARK4_VENV)/bin/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(SPARK4_TESTS) $(PYTEST_ARGS)
+test-spark4: $(SPARK4_STAMP) ## Run the tests of what touches Spark on Spark 4, slow ones too, in an environment of its own
+	@$(SPARK4_VENV)/bin/python -m pytest -m "not cluster and not nightly" -n $(JOBS) --dist loadscope --no-loadscope-reorder $(SPARK4_TESTS) $(PYTEST_ARGS)
 
 test-spark43: $(SPARK43_STAMP) ## Run the recipe of AUTO CDC on Spark 4.3, in an environment of its own (Python 3.11 or newer)
 	@$(SPARK43_VENV)/bin/python -m pytest $(SPARK43_TESTS) $(PYTEST_ARGS)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.differential
 
 
 @pytest.mark.parametrize("two_phase", [False, True], ids=["one-phase", "two-phase"])
-@pytest.mark.parametrize("seed", [102, 103])
+@pytest.mark.parametrize("seed", [102, pytest.param(103, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("version", [16, 18], ids=lambda v: f"pg{v}")
 def test_a_streamed_slot_holds_what_its_unstreamed_twin_holds(
     version: int,

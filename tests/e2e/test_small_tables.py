@@ -106,6 +106,7 @@ def test_a_lock_ddl_a_truncate_a_drop_and_a_lost_holder_amid_groups_leave_each_t
     assert set(finished(pipeline).values()) == {1}
 
 
+@pytest.mark.slow
 @on_18
 def test_a_run_that_ends_amid_the_commits_of_a_group_is_followed_by_one_that_has_each_table_once(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch

@@ -477,7 +477,7 @@ def run(choose: random.Random, folder: Path, n_steps: int) -> None:
     stages.close()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), n_steps=st.integers(1, 60))
 def test_any_legal_interleaving_is_released_as_the_model_says(folders: Path, seed: int, n_steps: int) -> None:
     """The seed decides all; fewer steps of it are what hypothesis can make a failure smaller by."""

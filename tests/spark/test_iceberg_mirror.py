@@ -56,6 +56,7 @@ def assert_named_moments_are_right(twins: Twins) -> None:
         assert read(twins, line) == twins.states[line.lsn][line.table], line
 
 
+@pytest.mark.slow
 def test_changes_of_columns_that_need_spark_are_as_in_delta_tables(twins: Twins, spark: Any) -> None:
     """A column that was widened in place, one that the log holds in two columns, one that a user has renamed there."""
     twins.snapshot(ORDERS, [{"id": i, "small": i, "n": i, "note": str(i)} for i in range(200)])

@@ -68,6 +68,7 @@ def test_states_behind_a_fold_by_arrow_and_by_spark_are_those_of_before(
     assert sorted(row["id"] for row in rows) == [0, 1, 2, 3, 4] and len({row["_seq"] for row in rows}) == 5
 
 
+@pytest.mark.slow
 def test_states_of_a_cut_log_in_iceberg_tables_are_those_of_before_also_where_a_column_was_renamed(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def projected(rows: list[Any], names: list[str]) -> list[Any]:
     return as_rows([{name: dict(row)[name] for name in names} for row in rows])
 
 
+@pytest.mark.slow
 def test_a_few_columns_of_a_state_are_those_of_the_source_in_the_order_asked(
     log: LogMaker, spark: Any
 ) -> None:
@@ -241,6 +242,7 @@ def test_a_range_of_keys_has_the_rows_of_a_filter_whatever_became_of_them(log: L
             state.table(table, keys=wrong)
 
 
+@pytest.mark.slow
 def test_the_changes_of_a_range_of_keys_are_those_of_a_filter_and_every_truncate(
     log: LogMaker, spark: Any
 ) -> None:

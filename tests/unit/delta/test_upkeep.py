@@ -495,6 +495,7 @@ def test_failure_is_told_once_and_tried_again(
     assert len(told) == 1 and "tried again" in told[0].getMessage()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_files_that_merges_replaced_go_from_a_store(
     keeping: list[Upkeep], s3: tuple[Location, Connection]

@@ -214,6 +214,7 @@ def test_a_file_that_was_replaced_within_the_hour_stays_though_the_run_has_expir
     assert of_log(made.erase()) == set()
 
 
+@pytest.mark.slow
 def test_in_a_bucket_no_object_has_the_row_either_and_readers_have_their_hour(
     behind_glue: Log, tmp_path: Path
 ) -> None:
@@ -448,7 +449,7 @@ def test_rows_of_a_base_table_that_another_program_has_changed_are_not_said_to_b
     assert done.finished_at is not None and 3 not in made.ids_on_disk()
 
 
-@pytest.mark.parametrize("where", ["made", "behind_rest"])
+@pytest.mark.parametrize("where", ["made", pytest.param("behind_rest", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", ["stage", "stage_replacement"])
 def test_a_batch_and_a_merge_in_hand_are_made_again_and_no_row_comes_back_or_twice(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, step: str

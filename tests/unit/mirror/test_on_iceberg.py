@@ -204,7 +204,7 @@ def behind_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log
     server.stop()
 
 
-@pytest.mark.parametrize("where", ["behind_glue", "behind_rest"])
+@pytest.mark.parametrize("where", [pytest.param("behind_glue", marks=pytest.mark.slow), "behind_rest"])
 def test_it_is_so_behind_other_catalogs_and_in_a_store(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_fold_follows_deletes_inserts_and_a_truncate_on_random_logs(tmp_path: 
         assert made.lsns().count(found.lsn) == found.n_rows
 
 
+@pytest.mark.slow
 def test_a_fold_is_made_on_s3_as_in_a_folder(s3: tuple[Location, Connection]) -> None:  # noqa: F811
     table, server = s3
     server.send(0)
