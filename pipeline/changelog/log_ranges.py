@@ -15,12 +15,12 @@ is not known up to the erasure's LSN: there it may be these rows alone (``QueryT
 A column's older values may be of another type. Where Arrow's cast is not known to be Spark's, the read is refused: the
 same change never shows two values.
 
-Called by ``spark_source``. deltalake and pyarrow; of pyspark the types alone, and no JVM.
+Called by ``spark_source``, for Delta tables and Iceberg tables alike. pyarrow; of pyspark the types alone, and no JVM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -37,6 +37,7 @@ from xidstream.pipeline.log_tables.erased_marks import UPTO
 from xidstream.pipeline.log_tables.locations import Location
 from xidstream.pipeline.pg import Lsn
 from xidstream.pipeline.schema.rows import CONTRACT_FIELDS, SNAPSHOT
+from xidstream.pipeline.spark.parquet_frames import ColumnLookup, field_indexes
 from xidstream.pipeline.spark.spark_schemas import arrow_type, spark_schema
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ _CONTRACT: Final = frozenset(field.name for field in CONTRACT_FIELDS)
 
 
 class ReadColumn(NamedTuple):
-    """``held_in``: the Delta columns that may have its values, newest first."""
+    """``held_in``: the table's columns that may have its values, newest first."""
 
     name: str
     type: pa.DataType
@@ -77,27 +78,40 @@ class FileRange:
     until: int
     slice: int = 0
     n_slices: int = 1
+    lookups: Mapping[str, ColumnLookup] | None = None
+    """Of each column of the table, where files may call it otherwise."""
+    catalog_options: Mapping[str, str] | None = None
+    """What a catalog tells of the store. Credentials are not among it: ``iceberg.catalogs`` refuses them."""
 
     def batches(self, storage_options: dict[str, str] | None) -> Iterator[pa.RecordBatch]:
-        """The rows, in ``columns``. Raises Unsupported for values that only Spark can cast, StorageFault."""
+        """The rows, in ``columns``. ``storage_options``: the query's. Raises Unsupported for values that only Spark can
+        cast, StorageFault."""
         import pyarrow.parquet as pq
 
-        location = Location(self.uri, storage_options)
+        options = storage_options if self.catalog_options is None else dict(self.catalog_options)
+        location = Location(self.uri, options)
+        held = ["_commit_lsn", "_change_type", *(n for c in self.columns for n in c.held_in)]
+        names = list(dict.fromkeys(held))
+        lookups = None if self.lookups is None else [self.lookups[name] for name in names]
         for path in self.paths:
-            with reading(f"a file of Delta table {self.table}"), location.open(path) as file:
+            with reading(f"a file of table {self.table} in the change log"), location.open(path) as file:
                 # What is asked for ahead in a store is what a range has: RANGE_BYTES, or a row group.
                 parquet = pq.ParquetFile(file, pre_buffer=not location.is_local)
-                wanted = ["_commit_lsn", "_change_type", *(n for c in self.columns for n in c.held_in)]
+                there = parquet.schema_arrow
+                indexes = field_indexes(there, names, lookups)
+                called = {there.names[i]: name for i, name in zip(indexes, names, strict=True) if i >= 0}
                 for rows in parquet.iter_batches(
-                    _BATCH_ROWS, self._groups(parquet.metadata), columns=list(dict.fromkeys(wanted))
+                    _BATCH_ROWS, self._groups(parquet.metadata), columns=list(called)
                 ):
-                    yield from self._of_range(rows)
+                    yield from self._of_range(rows.rename_columns([called[n] for n in rows.schema.names]))
 
     def _groups(self, footer: pq.FileMetaData) -> list[int]:
         """The row groups of this slice that may have changes of the range."""
         from xidstream.pipeline.log_tables.file_rows import groups_with  # it loads pandas
 
         own = range(self.slice, footer.num_row_groups, self.n_slices)
+        if self.lookups is not None:  # statistics go by the file's names
+            return list(own)
         lsn = pc.field("_commit_lsn")
         within = (lsn > self.since) & (lsn <= self.until)
         return [i for i in groups_with(within, footer, _LSN_ALONE) if i in own]
@@ -122,6 +136,7 @@ class QueryTable:
 
     def __init__(self, log: SlotLog, table: str | TableName, lsn: Lsn, wanted: StructType | None = None):
         self.name, self._table = log.log_table(table)
+        self._has_catalog = log.stored.delta_location is None
         self._lsns = layout_lsns(self._table.properties, log.application_id)
         self._slot = log.application_id
         self.cut = self._table.watermark(locations.cut_id(self._slot)) or 0
@@ -154,10 +169,23 @@ class QueryTable:
 
     def ranges(self, files: Sequence[LogFile], since: int, until: int) -> list[FileRange]:
         """``files`` in ranges of about ``RANGE_BYTES``."""
-        location = self._table.location
+        location, found_lookups = self._table.location, self._table.column_lookups(files)
+        names = self._table.schema.names
+        lookups = None if found_lookups is None else dict(zip(names, found_lookups, strict=True))
 
         def made(paths: Sequence[str], number: int = 0, of: int = 1) -> FileRange:
-            return FileRange(self.name, location.uri, tuple(paths), self.columns, since, until, number, of)
+            return FileRange(
+                self.name,
+                location.uri,
+                tuple(paths),
+                self.columns,
+                since,
+                until,
+                number,
+                of,
+                lookups,
+                location.storage_options if self._has_catalog else None,
+            )
 
         found: list[FileRange] = []
         paths: list[str] = []

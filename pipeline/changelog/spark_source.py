@@ -195,7 +195,6 @@ class LogSource:
         self.options = options
         self._schema = schema
         self.log = SlotLog(root_of(options.path, options.storage_options), options.slot)
-        self.log.delta_location('the data source "xidstream" needs')
 
     def tables(self, lsn: Lsn) -> list[QueryTable]:
         """The tables, opened anew: after the look at ``lsn``, so that they have all up to it."""
@@ -260,7 +259,7 @@ class LogSource:
 def _lost(what: str, since: int) -> PreconditionMissing:
     return PreconditionMissing(
         f"changes after {Lsn(since)} are missing: {what}",
-        remedy="they were deleted from the Delta tables, or left out while the table was parked. Read the table's "
+        remedy="they were deleted from the log's tables, or left out while the table was parked. Read the table's "
         "state with ChangeLog.as_of and begin after its LSN (option since, a new checkpoint), or take what there is "
         "with failOnDataLoss=false",
     )

@@ -116,8 +116,8 @@ class SnapshotBook:
         )
 
     def _taken_of(self, line: GenerationLine) -> TakenSnapshot | None:
-        """What is recorded of a generation. A run that had lost the slot may have written over it, when it went on: then
-        the record is of that run's snapshot, which never had a line."""
+        """What is recorded of a generation. A run that had lost the slot may have written over it later. Then the
+        record is of that run's snapshot, which never had a line."""
         taken = self._taken.get((line.relid, line.number))
         is_of_it = taken is not None and taken.generation.bounds.snapshot_lsn == line.snapshot_lsn
         return taken if is_of_it else None

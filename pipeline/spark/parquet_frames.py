@@ -155,11 +155,18 @@ class StoredFiles:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _field_indexes(self, there: pa.Schema) -> list[int]:
-        """For each column the file's that has its values, or -1."""
-        if self.lookups is None:
-            return [there.get_field_index(name) for name in self.schema.names]
-        ids = {int(f.metadata[_FIELD_ID]): i for i, f in enumerate(there) if _FIELD_ID in (f.metadata or {})}
-        if ids:
-            return [ids.get(column.id, -1) for column in self.lookups]
-        found = ([there.get_field_index(name) for name in column.names] for column in self.lookups)
-        return [next((i for i in indexes if i >= 0), -1) for indexes in found]
+        return field_indexes(there, self.schema.names, self.lookups)
+
+
+def field_indexes(
+    there: pa.Schema, names: Sequence[str], lookups: Sequence[ColumnLookup] | None
+) -> list[int]:
+    """For each of the columns ``names``, which of a file's has its values, or -1. ``lookups``: theirs, or None where
+    the file calls them as the table does."""
+    if lookups is None:
+        return [there.get_field_index(name) for name in names]
+    ids = {int(f.metadata[_FIELD_ID]): i for i, f in enumerate(there) if _FIELD_ID in (f.metadata or {})}
+    if ids:
+        return [ids.get(column.id, -1) for column in lookups]
+    found = ([there.get_field_index(name) for name in column.names] for column in lookups)
+    return [next((i for i in indexes if i >= 0), -1) for indexes in found]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,12 @@ def check_same(twins: Twins, *tables: str, lsns: list[int], changed: str) -> Non
     since, until = lsns[0] if len(lsns) > 1 else None, lsns[-1]
     check(lambda log: log.changes(twins.spark, changed, since=since, until=until))
     check(lambda log: log.transactions(twins.spark, since=since, until=until))
+    if find_spec("pyspark.sql.datasource") is not None:  # from Spark 4.0 on
+        source = twins.spark.read.format("xidstream").option("table", changed).option("until", until)
+        source = source if since is None else source.option("since", since)
+        asked = source.load(f"iceberg:{twins.iceberg}")
+        wanted = iceberg.changes(twins.spark, changed, since=since, until=until)
+        assert asked.schema == wanted.schema and found(asked) == found(wanted)
     if since is not None:
         check(lambda log: log.changes(twins.spark, changed, since=since, until=until, net=True))
 

@@ -42,11 +42,21 @@ ITEMS = keyed("items", {"id": INT8, "name": TEXT}, "id", relid=2)
 UNKEYED = keyed("unkeyed", {"a": INT8, "b": TEXT}, relid=3)
 
 
+FORMATS = pytest.mark.parametrize("log", ["delta", "iceberg"], indirect=True)
+
+
 @pytest.fixture
-def log(tmp_path: Path, spark: Any, make_batch: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogMaker]:
-    made = LogMaker(tmp_path / "log", spark, make_batch)
+def log(request: pytest.FixtureRequest, tmp_path: Path, spark: Any, make_batch: Any) -> Iterator[LogMaker]:
+    """In Delta tables, or where a test has ``FORMATS`` in Iceberg tables as well: then those are read."""
+    iceberg = f"{tmp_path}/lake/shop" if getattr(request, "param", "delta") == "iceberg" else None
+    made = LogMaker(tmp_path / "log", spark, make_batch, iceberg=iceberg)
     yield made
-    made.sink.close()
+    for sink in made.sinks:
+        sink.close()
+
+
+def root_of(log: LogMaker) -> str:
+    return str(log.path) if log.iceberg is None else f"iceberg:{log.iceberg}"
 
 
 def filled(log: LogMaker, *relations: RelationVersion, commits: int = 12) -> random.Random:
@@ -59,11 +69,11 @@ def filled(log: LogMaker, *relations: RelationVersion, commits: int = 12) -> ran
 
 
 def source(spark: Any, log: LogMaker, table: str = "public.orders", **options: Any) -> Any:
-    return spark.read.format("xidstream").option("table", table).options(**options).load(str(log.path))
+    return spark.read.format("xidstream").option("table", table).options(**options).load(root_of(log))
 
 
 def stream(spark: Any, log: LogMaker, **options: Any) -> Any:
-    return spark.readStream.format("xidstream").options(**options).load(str(log.path))
+    return spark.readStream.format("xidstream").options(**options).load(root_of(log))
 
 
 def rows(frame: Any) -> list[Any]:
@@ -81,10 +91,11 @@ def run_to_end(frame: Any, checkpoint: Path, each: Callable[[Any, int], None], *
     return query
 
 
+@FORMATS
 def test_a_batch_has_the_changes_that_the_change_log_says(log: LogMaker, spark: Any) -> None:
     filled(log, ORDERS, ITEMS, UNKEYED)
     lsns = sorted(log.states)
-    change_log = ChangeLog(str(log.path))
+    change_log = ChangeLog(root_of(log))
     for table in ("public.orders", "public.items", "public.unkeyed"):
         found = source(spark, log, table)
         expected = change_log.changes(spark, table)
@@ -97,6 +108,7 @@ def test_a_batch_has_the_changes_that_the_change_log_says(log: LogMaker, spark: 
             assert rows(inclusive) == expected
 
 
+@FORMATS
 def test_columns_that_were_added_renamed_types_and_odd_names_are_read_as_the_change_log_does(
     log: LogMaker, spark: Any
 ) -> None:
@@ -120,12 +132,13 @@ def test_columns_that_were_added_renamed_types_and_odd_names_are_read_as_the_cha
         log.commit((text, [{"_change": INSERT, "id": 9, "price": "1e400", "size": "XL", "Näme.`x`": "n"}])),
     ]
     for until in lsns:
-        expected = ChangeLog(str(log.path)).changes(spark, ("public", "Ödd.`t`"), until=until)
+        expected = ChangeLog(root_of(log)).changes(spark, ("public", "Ödd.`t`"), until=until)
         found = source(spark, log, '["public", "Ödd.`t`"]', until=until)
         assert found.schema == expected.schema
         assert rows(found) == rows(expected)
 
 
+@FORMATS
 def test_a_stream_that_is_stopped_anywhere_and_begun_again_delivers_each_change_once(
     log: LogMaker, spark: Any, tmp_path: Path
 ) -> None:
@@ -148,9 +161,10 @@ def test_a_stream_that_is_stopped_anywhere_and_begun_again_delivers_each_change_
         query.stop()
         assert query.exception() is None
     begin(availableNow=True).awaitTermination()
-    assert rows(spark.read.parquet(out)) == rows(ChangeLog(str(log.path)).changes(spark, "public.orders"))
+    assert rows(spark.read.parquet(out)) == rows(ChangeLog(root_of(log)).changes(spark, "public.orders"))
 
 
+@FORMATS
 def test_two_tables_of_one_query_are_never_torn(log: LogMaker, spark: Any, tmp_path: Path) -> None:
     log.snapshot(ORDERS, [])
     log.snapshot(ITEMS, [])
@@ -180,6 +194,7 @@ def test_two_tables_of_one_query_are_never_torn(log: LogMaker, spark: Any, tmp_p
     assert sorted(id_ for each in batches for id_ in each["public.items"]) == list(range(12))
 
 
+@FORMATS
 def test_a_table_that_changes_ends_the_query_with_its_lsn_and_the_next_goes_on(
     log: LogMaker, spark: Any, tmp_path: Path
 ) -> None:
@@ -205,6 +220,29 @@ def test_a_table_that_changes_ends_the_query_with_its_lsn_and_the_next_goes_on(
     assert sorted((row["id"], row.get("more")) for row in got) == [(1, None), (2, None), (3, "m"), (4, "m")]
 
 
+@pytest.mark.parametrize("log", ["iceberg"], indirect=True)
+def test_a_column_that_iceberg_widens_in_place_ends_the_query_and_the_next_goes_on(
+    log: LogMaker, spark: Any, tmp_path: Path
+) -> None:
+    narrow, wide = (keyed("orders", {"id": INT8, "n": type_}, "id", relid=1) for type_ in (INT4, INT8))
+    log.snapshot(narrow, [])
+    log.commit((narrow, [{"_change": INSERT, "id": 1, "n": 10}]))
+    got: list[tuple[int, int]] = []
+
+    def keep(batch: Any, number: int) -> None:
+        got.extend((row["id"], row["n"]) for row in batch.collect())
+
+    frame = stream(spark, log, table="public.orders")
+    run_to_end(frame, tmp_path / "checkpoint", keep)
+    log.commit((narrow, [{"_change": INSERT, "id": 2, "n": 20}]))
+    log.commit((wide, [{"_change": INSERT, "id": 3, "n": 1 << 40}]))
+    with pytest.raises(Exception, match=r"has had no layout with the columns of this query"):
+        run_to_end(frame, tmp_path / "checkpoint", keep)
+    assert got == [(1, 10)]
+    run_to_end(stream(spark, log, table="public.orders"), tmp_path / "checkpoint", keep)
+    assert got == [(1, 10), (2, 20), (3, 1 << 40)]
+
+
 CONNECT = """
 import sys
 from pyspark.sql import SparkSession
@@ -224,6 +262,7 @@ spark.stop()
 """
 
 
+@FORMATS
 @pytest.mark.timeout(600)
 def test_a_connect_session_reads_the_same_batch_stream_and_state(
     log: LogMaker, spark: Any, tmp_path: Path
@@ -233,13 +272,13 @@ def test_a_connect_session_reads_the_same_batch_stream_and_state(
     command = [
         sys.executable,
         str(tmp_path / "client.py"),
-        str(log.path),
+        root_of(log),
         str(tmp_path),
         str(tmp_path / "checkpoint"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    change_log = ChangeLog(str(log.path))
+    change_log = ChangeLog(root_of(log))
     expected = rows(change_log.changes(spark, "public.orders"))
     assert rows(spark.read.parquet(str(tmp_path / "batch"))) == expected
     assert rows(spark.read.parquet(str(tmp_path / "stream"))) == expected
@@ -256,7 +295,7 @@ def test_a_stream_whose_process_is_killed_delivers_each_change_once(
     command = [
         sys.executable,
         str(REPOSITORY / "examples" / "copy_changes.py"),
-        str(log.path),
+        root_of(log),
         "public.orders",
         str(out),
         str(tmp_path / "checkpoint"),
@@ -290,9 +329,7 @@ def test_a_stream_whose_process_is_killed_delivers_each_change_once(
     child = start()
     said, _ = child.communicate(timeout=300)
     assert child.returncode == 0, said
-    assert rows(spark.read.parquet(str(out))) == rows(
-        ChangeLog(str(log.path)).changes(spark, "public.orders")
-    )
+    assert rows(spark.read.parquet(str(out))) == rows(ChangeLog(root_of(log)).changes(spark, "public.orders"))
 
 
 def test_changes_that_were_deleted_are_an_error_and_never_passed_over(
@@ -316,7 +353,7 @@ def test_changes_that_were_deleted_are_an_error_and_never_passed_over(
     with pytest.raises(Exception, match=lacks):
         source(spark, log, since=lsns[3]).collect()
     allowed = source(spark, log, since=lsns[3], failOnDataLoss="false")
-    assert rows(allowed) == rows(ChangeLog(str(log.path)).changes(spark, "public.orders", since=lsns[3]))
+    assert rows(allowed) == rows(ChangeLog(root_of(log)).changes(spark, "public.orders", since=lsns[3]))
     DeltaTable(str(log.path / locations.TRANSACTIONS)).delete(f"commit_lsn <= {lsns[5]}")
     with pytest.raises(Exception, match=r"the change log begins at 0/"):
         source(spark, log, since=lsns[3]).collect()
@@ -354,7 +391,7 @@ def test_the_example_of_two_tables_writes_each_batch_once(
 ) -> None:
     dice = filled(log, ORDERS, ITEMS)
     tables, target, checkpoint = "public.orders,public.items", tmp_path / "target", tmp_path / "checkpoint"
-    arguments = ["copy", str(log.path), tables, str(target), str(checkpoint)]
+    arguments = ["copy", root_of(log), tables, str(target), str(checkpoint)]
     monkeypatch.setattr(sys, "argv", arguments)
     example = str(REPOSITORY / "examples" / "copy_two_tables.py")
     runpy.run_path(example)
@@ -367,7 +404,7 @@ def test_the_example_of_two_tables_writes_each_batch_once(
             commit.unlink()
     runpy.run_path(example)
     for table in tables.split(","):
-        expected = ChangeLog(str(log.path)).changes(spark, table).select("_commit_lsn", "_seq").collect()
+        expected = ChangeLog(root_of(log)).changes(spark, table).select("_commit_lsn", "_seq").collect()
         copied = DeltaTable(str(target / table)).to_pyarrow_table(columns=["_commit_lsn", "_seq"]).to_pylist()
         assert sorted(map(tuple, expected)) == sorted((row["_commit_lsn"], row["_seq"]) for row in copied)
 
@@ -375,23 +412,24 @@ def test_the_example_of_two_tables_writes_each_batch_once(
 def test_a_schema_of_ones_own_names_the_columns_that_are_read(log: LogMaker, spark: Any) -> None:
     filled(log, ORDERS)
     reader = spark.read.format("xidstream").option("table", "public.orders")
-    found = reader.schema("_commit_lsn bigint, note string").load(str(log.path))
-    expected = ChangeLog(str(log.path)).changes(spark, "public.orders").select("_commit_lsn", "note")
+    found = reader.schema("_commit_lsn bigint, note string").load(root_of(log))
+    expected = ChangeLog(root_of(log)).changes(spark, "public.orders").select("_commit_lsn", "note")
     assert rows(found) == rows(expected)
     with pytest.raises(
         Exception, match=r"has had no layout with the columns of this query: struct<nope:string>"
     ):
-        reader.schema("nope string").load(str(log.path)).collect()
+        reader.schema("nope string").load(root_of(log)).collect()
 
 
+@FORMATS
 def test_large_files_are_read_in_slices_and_each_row_once(
     log: LogMaker, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from xidstream.pipeline.changelog.spark_source import BatchReader, SourceOptions
 
     filled(log, ORDERS)
-    expected = ChangeLog(str(log.path)).changes(spark, "public.orders")
-    options = SourceOptions.parse({"path": str(log.path), "table": "public.orders"}, is_stream=False)
+    expected = ChangeLog(root_of(log)).changes(spark, "public.orders")
+    options = SourceOptions.parse({"path": root_of(log), "table": "public.orders"}, is_stream=False)
     monkeypatch.setattr(log_ranges, "RANGE_BYTES", 500)
     reader = BatchReader(options, expected.schema)
     parts = reader.partitions()

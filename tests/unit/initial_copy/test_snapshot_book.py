@@ -269,8 +269,10 @@ def test_a_generation_without_its_record_is_of_an_earlier_slot(storage: Storage)
     line = GenerationLine("public.t1", 1, 3, 99, 100, GenerationState.FINISHED, is_ours=True)
     needs = book_of(storage).needs([source_of(1)], [line], LSN)
     assert [reason for _, reason in needs.ended] == [
-        "this storage has no record of it: the slot was made again, its run began anew in another storage, or one "
-        "that had lost the slot wrote over the record"
+        (
+            "this storage has no record of it: the slot was made again, its run began anew in another storage, or one "
+            "that had lost the slot wrote over the record"
+        )
     ]
     assert len(needs.wanted) == 1
     theirs = dataclasses.replace(line, is_ours=False)
