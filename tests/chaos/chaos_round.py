@@ -43,6 +43,8 @@ STRIKE_TIMEOUT_S = 40.0
 CHOSEN_STRIKE_TIMEOUT_S = 150.0
 """The same for a fault that was asked for by name. At a load of 15 on two cores a batch that needs a Spark job took
 50 s, and nothing of the journal is loaded meanwhile."""
+START_TIMEOUT_S = 240.0
+"""Until the run reads, and again until the sink has taken something. At a load of 30 the first batch took 120 s."""
 RECOVERY_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 240.0
 _WAL_SENDER_TIMEOUT = "2s"
@@ -233,12 +235,18 @@ class Round:
         traffic = threading.Thread(target=self._work, args=(workload, ended), daemon=True)
         try:
             self._wait(
-                lambda: supervisor.status().account.sequencer is not None, 120, ended, "the run did not start"
+                lambda: supervisor.status().account.sequencer is not None,
+                START_TIMEOUT_S,
+                ended,
+                "the run did not start",
             )
             traffic.start()
             # A run that never took a batch gives up soon, and rightly so.
             self._wait(
-                lambda: supervisor._retries.restarts.took_batch, 120, ended, "nothing came into the sink"
+                lambda: supervisor._retries.restarts.took_batch,
+                START_TIMEOUT_S,
+                ended,
+                "nothing came into the sink",
             )
             again: list[str] = []
             for text in self._faults:
