@@ -79,7 +79,7 @@ class FileRange:
     slice: int = 0
     n_slices: int = 1
     lookups: Mapping[str, ColumnLookup] | None = None
-    """Of each column of the table, where files may call it otherwise."""
+    """By each column of the table, where files may call it otherwise."""
     catalog_options: Mapping[str, str] | None = None
     """What a catalog tells of the store. Credentials are not among it: ``iceberg.catalogs`` refuses them."""
 
