@@ -82,7 +82,7 @@ def test_transfers_are_never_torn_in_the_manifests_moments_nor_in_as_of_while_re
 
 def moments(root: Path) -> list[int]:
     folder = root / "current" / "_manifest"
-    if not (folder / "_delta_log").exists():
+    if not DeltaTable.is_deltatable(str(folder)):
         return []
     return sorted(set(DeltaTable(str(folder)).to_pyarrow_table()["lsn"].to_pylist()))
 

@@ -150,7 +150,7 @@ def test_columns_that_clash_cost_only_their_table_which_can_be_had_under_other_n
     pipeline.wait_until(lambda: "the snapshot of table public.odd: column name clashes" in caplog.text)
     database.execute("insert into odd values (6, 'A6', 'a6', 6)")
     database.execute("insert into good values (6, 6)")
-    pipeline.wait_until(lambda: (pipeline.delta / "_transactions").exists())
+    pipeline.wait_until(lambda: DeltaTable.is_deltatable(str(pipeline.delta / "_transactions")))
     log = ChangeLog(str(pipeline.delta))
     log.wait()
     pipeline.wait_until(lambda: "public.good" in log.as_of(pipeline.spark).tables())

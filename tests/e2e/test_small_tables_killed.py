@@ -32,7 +32,6 @@ from tests.s3_server import S3Server
 from tests.waiting import wait_until
 from tests.waiting_rows import waiting_rows
 from xidstream.pipeline.faultpoints import TOKENS_VARIABLE, VARIABLE
-from xidstream.pipeline.initial_copy.copy_schedule import MOST_TOGETHER
 from xidstream.pipeline.storage.keys import Layout
 from xidstream.pipeline.storage.snapshot_record import read_taken
 from xidstream.pipeline.storage.storage import Storage
@@ -189,13 +188,14 @@ class Scene:
 
 
 AMID = (
-    ("held", "snapshot_range_reading:stop@1", 0),
-    ("read", "snapshot_range_written:stop@5", 0),
-    ("staged", "committing_snapshot:stop@1", 0),
-    ("told", "snapshot_told:stop@1", MOST_TOGETHER),
-    ("named", "snapshot_committed:stop@9", MOST_TOGETHER),
+    ("held", "snapshot_range_reading:stop@1", False),
+    ("read", "snapshot_range_written:stop@5", False),
+    ("staged", "committing_snapshot:stop@1", False),
+    ("told", "snapshot_told:stop@1", True),
+    ("named", "snapshot_committed:stop@9", False),
 )
-"""Where the group is, the fault that has it stay there, and how many tables have a line then: those of one group."""
+"""Where the group is, the fault that has it stay there, and whether tables have got a line by then. They are those of
+the group, or the few that another thread named while the run before was stopped: their lines come first."""
 
 
 @pytest.mark.slow
@@ -208,13 +208,14 @@ def test_a_run_that_is_killed_whole_wherever_a_group_is_leaves_one_that_has_each
     writer = Writer(database)
     writer.start()
     first = ["--create-slot", "--snapshot", "initial"]
-    for where, fault, n_finished in AMID:
+    for where, fault, has_told in AMID:
+        n_before = len(scene.finished())
         with scene.run(where, *first) as run:
             scene.stands_still(run, fault)
-            assert len(scene.finished()) == n_finished, where
+            assert (len(scene.finished()) > n_before) is has_told, where
         scene.assert_holds_nothing()
         first = []
-    assert scene.n_named() > MOST_TOGETHER, "rows of which no line tells"
+    assert scene.n_named() > len(scene.finished()), "rows of which no line tells"
     with scene.run("last") as run:
         scene.await_(run, lambda: len(scene.finished()) == N_TABLES)
         writer.stop()

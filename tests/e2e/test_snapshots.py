@@ -187,7 +187,7 @@ def wait_until_taken(pipeline: Pipeline, n_tables: int) -> None:
 
 def generations(pipeline: Pipeline) -> list[dict[str, Any]]:
     folder = pipeline.delta / "_snapshots"
-    if not (folder / "_delta_log").exists():
+    if not DeltaTable.is_deltatable(str(folder)):
         return []
     found: list[dict[str, Any]] = DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
     return found

@@ -190,7 +190,7 @@ def place_of(rows: pa.Table, **where: Any) -> int | None:
 def snapshotted(root: Path) -> set[str]:
     """The tables that have a snapshot in the log."""
     folder = root / "_snapshots"
-    if not (folder / "_delta_log").exists():
+    if not DeltaTable.is_deltatable(str(folder)):
         return set()
     return set(DeltaTable(str(folder)).to_pyarrow_table()["table"].to_pylist())
 

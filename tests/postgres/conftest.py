@@ -1,6 +1,6 @@
 """The fixtures of ``tests/postgres_fixtures.py``, for this folder, and scenarios in databases of other encodings.
 
-Half of the scenarios' matrix is slow.
+Half of the scenarios' matrix is slow. So are the tests of ``_NEWEST_FIRST`` on the older server.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from psycopg import sql
 
 from tests.differential.scenario import Scenario
 from tests.postgres_fixtures import *  # noqa: F403
-from tests.postgres_fixtures import Database, drop_database
+from tests.postgres_fixtures import VERSIONS, Database, drop_database
 from tests.scenario_matrix import others_of
 from xidstream.actors.demo.embedded_postgres import EmbeddedPostgres
 
 _numbers = itertools.count(1)
+_NEWEST_FIRST = {"test_session_settings.py", "test_snapshot_generations.py", "test_table_holder.py"}
+"""Files of many tests, or long ones, that say of each server the same."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if {"postgres_server", "scenario"} <= parameters.keys():
             pair = (parameters["postgres_server"], parameters["scenario"])
             tests[item.nodeid.partition("[")[0]].append((item, pair))
+        if item.path.name in _NEWEST_FIRST and parameters.get("postgres_server") == min(VERSIONS):
+            item.add_marker(pytest.mark.slow)
     for found in tests.values():
         others = others_of({pair for _, pair in found})
         for item, pair in found:

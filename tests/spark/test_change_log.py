@@ -351,6 +351,7 @@ def example(name: str, *arguments: str) -> Any:
     return runpy.run_path(str(REPOSITORY / "examples" / f"{name}.py"))["main"](*arguments)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_current_state_shows_it(orders: Root, capsys: pytest.CaptureFixture[str]) -> None:
     rows = found(example("current_state", orders.uri, "public.orders"))
     assert {row["id"]: row["note"] for row in rows} == STATES[120]

@@ -157,6 +157,7 @@ def test_a_random_history_has_the_states_and_changes_that_the_delta_log_has(
     assert by_xid == [lsns[0]] * 2 and by_time[0] == by_time[1]
 
 
+@pytest.mark.slow
 def test_columns_that_users_rename_or_drop_in_iceberg_stay_those_that_the_source_fills(twins: Twins) -> None:
     twins.snapshot(ORDERS, [{"id": 1, "small": 7, "n": 5, "note": "before"}])
     twins.insert(ORDERS, {"id": 2, "small": 8, "n": 6, "note": "also"})

@@ -96,6 +96,7 @@ def test_a_few_columns_of_a_state_are_those_of_the_source_in_the_order_asked(
             opened(log).as_of(spark).table("public.keyed", names)
 
 
+@pytest.mark.slow
 def test_changes_in_a_few_columns_are_the_same_changes(log: LogMaker, spark: Any) -> None:
     dice = random.Random(38)
     log.snapshot(KEYED, [{"a": f"a{i}", "id": i, "b": f"b{i}" * 9, "n": i} for i in range(60)])

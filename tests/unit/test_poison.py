@@ -98,7 +98,10 @@ def test_a_preimage_that_fills_an_unchanged_value_is_bad_in_both_rows() -> None:
     assert first_poison(decoded.notes) is not None
 
 
-@pytest.mark.parametrize("type_", ["int4", "float8", "date", "numeric", "text", "text[]", "int4[]"])
+@pytest.mark.parametrize(
+    "type_",
+    ["int4", "float8", "date", "numeric", "text", "text[]", pytest.param("int4[]", marks=pytest.mark.slow)],
+)
 def test_a_block_of_nothing_but_bad_values_is_decoded_in_linear_time(type_: str) -> None:
     """Each with a subtransaction of its own: 100,000 of them, in a time that a retry for each row cannot reach."""
     n = 100_000
