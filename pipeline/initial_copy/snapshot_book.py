@@ -108,19 +108,12 @@ class SnapshotBook:
     def leaves_messages(self, line: GenerationLine) -> bool:
         """Whether nothing ends the generation that has no place in the stream: no row of its own, and no DDL that an
         event trigger fires for. TRUNCATE of a partition, and one that is not published, has none."""
-        taken = self._taken_of(line)
+        taken = self._taken.get((line.relid, line.number))
         return (
             taken is not None
             and [relid for relid, _ in taken.signature["leaves"]] == [line.relid]
             and "truncate" not in taken.signature["left_out"]
         )
-
-    def _taken_of(self, line: GenerationLine) -> TakenSnapshot | None:
-        """What is recorded of a generation. A run that had lost the slot may have written over it later. Then the
-        record is of that run's snapshot, which never had a line."""
-        taken = self._taken.get((line.relid, line.number))
-        is_of_it = taken is not None and taken.generation.bounds.snapshot_lsn == line.snapshot_lsn
-        return taken if is_of_it else None
 
     def unfinished(self, lines: Iterable[GenerationLine]) -> list[Generation]:
         """Generations that an earlier run has begun to commit, and perhaps did not end."""
@@ -167,7 +160,7 @@ class SnapshotBook:
         }
         ended, layouts = [], []
         for relid, line in list(standing.items()):
-            taken = self._taken_of(line)
+            taken = self._taken.get((relid, line.number))
             spoiling = (each for each in parked if each.concerns(relid) and each.spoils(line.snapshot_lsn))
             if (spoiled_by := next(spoiling, None)) is not None:
                 reason: str | None = spoiled_by.why_no_snapshot_stands
@@ -237,7 +230,7 @@ class SnapshotBook:
 
     def _repair(self, where: KeyFilter, source: PublishedSource, line: GenerationLine | None) -> Repair | str:
         """The range to be repaired, or why nothing can be."""
-        taken = None if line is None else self._taken_of(line)
+        taken = None if line is None else self._taken.get((line.relid, line.number))
         if line is None or taken is None:
             return "no snapshot of the table stands, from which the rows outside of the range could be carried over"
         try:
@@ -267,7 +260,7 @@ class SnapshotBook:
         """
         for line in lines:
             if line.is_ours and line.state is GenerationState.FINISHED and line.table == source.name:
-                reason = _reason(self._taken_of(line), source)
+                reason = _reason(self._taken.get((line.relid, line.number)), source)
                 return None if reason is None else (line, reason)
         return None
 
@@ -365,8 +358,5 @@ def _reason(
     taken: TakenSnapshot | None, source: PublishedSource | None, *, is_witnessed: bool = True
 ) -> str | None:
     if taken is None:
-        return (
-            "this storage has no record of it: the slot was made again, its run began anew in another storage, or one "
-            "that had lost the slot wrote over the record"
-        )
+        return "this storage has no record of it: the slot was made again, or its run began anew in another storage"
     return reason_it_ended(taken.signature, source, is_witnessed=is_witnessed)
