@@ -79,7 +79,7 @@ class FileRange:
     slice: int = 0
     n_slices: int = 1
     lookups: Mapping[str, ColumnLookup] | None = None
-    """By each column of the table, where files may call it otherwise."""
+    """How files may call each column of the table. None where all of them call it as the table does."""
     catalog_options: Mapping[str, str] | None = None
     """What a catalog tells of the store. Credentials are not among it: ``iceberg.catalogs`` refuses them."""
 

@@ -86,7 +86,8 @@ class SnapshotTables(Protocol):
         on an earlier owner of the slot can add none."""
 
     def outputs(self, wanted: Sequence[tuple[RelationVersion, Lsn]]) -> list[SnapshotOutput | XidstreamError]:
-        """Where the files of each table are to be written, whose snapshot is at this LSN. Or why there is no place."""
+        """Where the files of each table are to be written, or why there is no place for them. ``wanted``: the
+        tables, each with the LSN of its snapshot."""
 
     def carry(self, carrying: Carrying, output: SnapshotOutput) -> tuple[WrittenFile, ...] | None:
         """Write the rows of a generation that a repair does not read to files of the next one. None where the log does
@@ -97,8 +98,8 @@ class SnapshotTables(Protocol):
     def commit(
         self, taken: Sequence[tuple[Generation, Sequence[WrittenFile]]]
     ) -> list[bool | XidstreamError]:
-        """Take the rows of each generation, once, however often it is asked for. Whether the sink has them, or why it
-        failed: if not, ask again. What the tables have in common is done once."""
+        """Take the rows of each generation. A repeated call takes nothing again. Returns for each whether the sink has
+        the rows, or why it failed. Where it has not, ask again. What the tables have in common is done once."""
 
     def recover(self, generation: Generation) -> bool:
         """Whether a crash left the generation's rows in the sink. Then it has a line now."""
